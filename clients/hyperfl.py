@@ -133,8 +133,19 @@ class HyperFLClient(HeadClient):
         """Return the loss and the hypernetwork's health; a client has no `theta-change` in its first round."""
         return (*super().training_metrics(config), *HEALTH)
 
+    @classmethod
+    def kept_groups(cls, config: RunConfig) -> tuple[str, ...]:
+        """Return the private groups; `last` only with `hyperfl.keep-last`, since no training needs it."""
+        keeps_last = config.section(HyperFLConfig).keeps_last(config.num_clients)
+        return tuple(group for group in cls.private if keeps_last or group != "last")
+
+    @classmethod
+    def why_no_model(cls, config: RunConfig) -> str:
+        """Return that the run's clients did not keep their generated weights."""
+        return "hyperfl.keep-last was false, so that only a SuperNode keeps it"
+
     def build_groups(self) -> dict[str, nn.Module]:
-        """Return the groups `hypernetwork`, `embedding`, `classifier`, and `last`, which only a metric needs."""
+        """Return the groups `hypernetwork`, `embedding`, `classifier`, and `last`, see `kept_groups`."""
         method = self.context.config.section(HyperFLConfig)
         target = self.new_target()
         self.extractor, self.classifier = target.extractor, target.classifier
@@ -160,7 +171,8 @@ class HyperFLClient(HeadClient):
             v = common_embedding(method.embedding_dim, method.initialisation, seed)
         classifier = ordinary_parameters(self.classifier, torch_generator(seed, "classifier"))
         last = torch.full((self.hypernetwork.head_bias.numel(),), float("nan"))
-        return {"embedding": {"v": v}, "classifier": classifier, "last": {"theta": last}}
+        groups = {"embedding": {"v": v}, "classifier": classifier, "last": {"theta": last}}
+        return {group: groups[group] for group in self.kept_groups(self.context.config)}
 
     def networks(self) -> Sequence[nn.Module]:
         """Return the groups' modules and the extractor, which is not a group since its weights are generated."""
@@ -170,7 +182,7 @@ class HyperFLClient(HeadClient):
         """Train all groups in place; reports `train-loss`, the hypernetwork's health afterwards, and `theta-change`.
 
         `theta-change` is the L2 distance between theta now and after the client's previous round; it is absent in the
-        first round.
+        first round, and without `hyperfl.keep-last`.
         """
         model = self._model(self._generated())
         loss = train_hyperfl(model, self.context.data, self.epochs(), hyperfl_rates(self.context.config), rng)
@@ -197,10 +209,12 @@ class HyperFLClient(HeadClient):
     def _trained(self, loss: float, state: HypernetworkHealth) -> dict[str, float]:
         """Remember the new theta, and return the metrics of `train`."""
         self._theta = state.theta
-        change = float((state.theta - self.last.theta).norm())
-        self.last.theta = state.theta
         numbers = (state.squared_norm, float(state.active_units), state.weight_norm)
         metrics = {"train-loss": loss, **dict(zip(HEALTH, numbers, strict=True))}
+        if "last" not in self.kept_groups(self.context.config):
+            return metrics
+        change = float((state.theta - self.last.theta).norm())
+        self.last.theta = state.theta
         return metrics if math.isnan(change) else {**metrics, "theta-change": change}
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
@@ -229,7 +243,9 @@ class HyperFLClient(HeadClient):
         return self._theta
 
     def personalized_model(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
-        """Return theta and the classifier from the end of the client's last round."""
+        """Return theta and the classifier from the end of the client's last round; None if it has not kept theta."""
+        if "last/theta" not in stored:
+            return None
         return self._assembled(
             stored["last/theta"], {name: stored[f"classifier/{name}"] for name in ("weight", "bias")}
         )

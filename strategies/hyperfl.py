@@ -4,7 +4,7 @@ Guo, Zeng, Chen, Zhang, Ren, Zhou, Qu: "A New Federated Learning Framework Again
 2025, algorithm 1 (server): varphi <- sum_i (n_i / n) varphi_i.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -42,6 +42,24 @@ class WithEmbedding(BaseStrategy):
 
 class HyperFL(WithEmbedding):
     """Averages the shared group `hypernetwork`."""
+
+    @classmethod
+    def automatic(cls, config: RunConfig) -> Mapping[str, Scalar]:
+        """Return the embedding's learning rate, and whether clients keep their generated weights."""
+        return {
+            **super().automatic(config),
+            "hyperfl.keep-last": config.section(HyperFLConfig).keeps_last(config.num_clients),
+        }
+
+    @classmethod
+    def warnings(cls, config: RunConfig) -> Sequence[str]:
+        """Return what is not known of clients that do not keep their generated weights."""
+        if config.section(HyperFLConfig).keeps_last(config.num_clients):
+            return ()
+        return (
+            "hyperfl.keep-last is false, so theta_change is not measured, and models after local training cannot be "
+            "exported from the run's folder; hyperfl.keep-last=true keeps what both need",
+        )
 
     @classmethod
     def check_secure_sum(cls, config: RunConfig) -> None:

@@ -193,7 +193,7 @@ class ITPFL(PFedHN):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Sequence[Message]:
         """Return the messages of the last evaluation; after a second phase, of models generated from descriptors."""
-        self._prepare(server_round, arrays, grid, self.present)
+        self._prepare(server_round, arrays, grid, self.evaluators())
         return super().configure_evaluate(server_round, arrays, config, grid)
 
     def _prepare(self, server_round: int, encoder: ArrayRecord, grid: Grid, clients: Sequence[int]) -> None:

@@ -6,6 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from clients.engine.context import ClientContext
+from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.protocol.messages import group_of
@@ -54,6 +55,11 @@ class ClientModel:
         """
         found = {key.partition("/")[2]: value for key, value in stored.items() if group_of(key) == self.model_group}
         return found or None
+
+    @classmethod
+    def why_no_model(cls, config: RunConfig) -> str:
+        """Return why the private groups cannot rebuild the model after local training, where they cannot."""
+        return f"with {config.method} only a SuperNode keeps it"
 
     def new_target(self) -> Target:
         """Return the target network for the client's data, on the meta device."""

@@ -42,6 +42,11 @@ class ParameterGroups:
         """Return the shared groups that hold parameters with some settings; by default all of `shared`."""
         return cls.shared
 
+    @classmethod
+    def kept_groups(cls, config: RunConfig) -> tuple[str, ...]:
+        """Return the private groups that are stored with some settings; by default all of `private`."""
+        return cls.private
+
     def exchanged_groups(self) -> tuple[str, ...]:
         """Return the shared groups that are exchanged in this round; by default all."""
         return tuple(self.shared)
@@ -67,6 +72,7 @@ class ParameterGroups:
         return dict(zip(keys, parameters, strict=True))
 
     def _load(self, received: SharedArrays, version: int) -> None:
+        kept = self.kept_groups(self.context.config)
         if version == INITIAL:
             private = {
                 f"{group}/{name}": tensor
@@ -74,10 +80,10 @@ class ParameterGroups:
                 for name, tensor in tensors.items()
             }
         else:
-            stored = self.context.state.load(version) if self.private else {}
+            stored = self.context.state.load(version) if kept else {}
             private = {key: torch.tensor(value) for key, value in stored.items()}
         tensors = {key: self.received_tensor(key, value) for key, value in received.items()} | private
-        for group in (*self.exchanged_groups(), *self.private):
+        for group in (*self.exchanged_groups(), *kept):
             self.load_group(group, tensors)
 
     def received_tensor(self, key: str, value: NDArray[Any]) -> Tensor:
@@ -103,11 +109,12 @@ class ParameterGroups:
         module.load_state_dict(values, assign=True)
 
     def _store(self, version: int, kept: set[int]) -> None:
-        if not self.private:
+        groups = self.kept_groups(self.context.config)
+        if not groups:
             return
         arrays = {
             f"{group}/{name}": to_numpy(tensor)
-            for group in self.private
+            for group in groups
             for name, tensor in self.groups[group].state_dict().items()
         }
         if key := not_finite(arrays):

@@ -19,6 +19,7 @@ from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
+from hyperfl_flwr.runs.listed_clients import is_listed, label_rows
 from hyperfl_flwr.runs.plots import labels_figure, save
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
 
@@ -104,10 +105,10 @@ def _draw_pseudo_data(cells: Sequence[Cell], folder: Path) -> list[Path]:
 
 def _draw_labels(cell: Cell, folder: Path) -> Path | None:
     manifest = read_manifest(cell.folder(folder))
-    if "label_counts" not in manifest:
+    if not is_listed(manifest):
         return None
     picture = folder / f"labels-{cell.column}.png"
-    save(labels_figure(manifest["label_counts"]["train"]), picture)
+    save(labels_figure(label_rows(manifest)), picture)
     return picture
 
 

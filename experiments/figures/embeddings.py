@@ -24,8 +24,9 @@ from sklearn.neighbors import NearestNeighbors
 from experiments.figures.results import new_figure
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.data.partition.equal_size import dominant_classes
-from hyperfl_flwr.node.private_state import PrivateState
+from hyperfl_flwr.node.private_state import INITIAL, PrivateState
 from hyperfl_flwr.runs.checkpoint import Checkpoints
+from hyperfl_flwr.runs.listed_clients import label_rows
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.runs.run_directory import read_manifest
 
@@ -79,6 +80,8 @@ def read_embeddings(run: Path) -> Vectors:
     _, progress = checkpoints.load(checkpoints.rounds()[-1])
     found = []
     for client, version in sorted(progress.versions.items()):
+        if version == INITIAL:
+            raise RunDirectoryError(f"{run} has not trained client {client}; choose a run with last-round = all")
         arrays = PrivateState(run / "clients", manifest["experiment"], client).load(version)
         if "embedding/v" not in arrays:
             raise RunDirectoryError(f"the clients of {run} have no embeddings; choose a run of the method hyperfl")
@@ -128,8 +131,8 @@ def draw_embeddings(run: Path, picture: Path) -> Separation:
     manifest = read_manifest(run)
     if "label_counts" not in manifest or manifest["settings"]["data.partition"] != "similarity":
         raise RunDirectoryError(f"{run} is not a simulation with data.partition = similarity: its groups are unknown")
+    groups = groups_of(np.array(label_rows(manifest)))
     vectors = read_embeddings(run)
-    groups = groups_of(np.array(manifest["label_counts"]["train"]))
     number = len(np.unique(groups))
     if not 1 < number < len(groups):
         raise RunDirectoryError(

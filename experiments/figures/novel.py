@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from hyperfl_flwr.runs.listed_clients import label_rows
 from hyperfl_flwr.runs.novel_results import Mean, NovelRecord, mean_of, read_novel
 from hyperfl_flwr.runs.run_directory import read_manifest
 
@@ -48,7 +49,7 @@ def nearest_divergence(novel: Sequence[int], training: Counts) -> float:
 def divergence_points(run: Path, way: str) -> Points:
     """Return divergence and accuracy of each novel client of a run, from all its samples and without noise."""
     manifest = read_manifest(run)
-    counts, trained = manifest["label_counts"]["train"], manifest["settings"]["num-clients"]
+    counts, trained = label_rows(manifest), manifest["settings"]["num-clients"]
     return [
         (nearest_divergence(counts[record.client], counts[:trained]), record.accuracy)
         for record in _uncorrupted(run, way)

@@ -94,6 +94,7 @@ def _sizes(sizes: Mapping[int, int], num_clients: int) -> int | str:
 def resolution_text(chosen: Mapping[str, Any]) -> str:
     """Format the result of `resolution` as one line for the log."""
     texts = {
-        key: printable(str(value).replace(",", ", ")) for key, value in chosen.items()
+        key: printable(str(value).lower() if isinstance(value, bool) else str(value).replace(",", ", "))
+        for key, value in chosen.items()
     }  # some texts come from nodes, which are untrusted
     return f"resolved settings: {'; '.join(f'{key} {textwrap.shorten(text, LONGEST)}' for key, text in texts.items())}"

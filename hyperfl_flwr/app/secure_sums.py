@@ -6,8 +6,10 @@ from functools import partial
 
 from hyperfl_flwr.app.methods import check_secure_sum, client_of
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.protocol.secure_sums.header import settings_digest
 from strategies.engine.context import SecureContext
+from strategies.engine.sampling import evaluated
 
 SIMULATED = (
     "a simulation hides nothing: all nodes and the server run on this machine; it shows the costs and the results of "
@@ -44,12 +46,24 @@ def check_nodes(config: RunConfig, num_nodes: int, num_present: int) -> None:
         num_present: Number of nodes that are present and host clients.
 
     Raises:
-        ConfigError: If the present nodes, or those that host the sampled clients of a round, cannot have a secure sum.
+        ConfigError: If the present nodes, or those that host the sampled clients of a round or of the evaluation,
+            cannot have a secure sum.
     """
-    if config.secagg.enabled:
-        sampled = max(1, round(config.fraction_train * config.num_clients))
-        for num_clients in (config.num_clients, sampled):
-            config.secagg.threshold_of(num_nodes, min(num_present, num_clients))
+    if not config.secagg.enabled:
+        return
+    sampled = max(1, round(config.fraction_train * config.num_clients))
+    for num_clients in (config.num_clients, sampled):
+        config.secagg.threshold_of(num_nodes, min(num_present, num_clients))
+    if config.evaluate != "all":
+        evaluators = evaluated(config, range(config.num_clients))
+        hosts = {client % num_nodes for client in evaluators}  # as `clients_of_node` assigns them
+        try:
+            config.secagg.threshold_of(num_nodes, min(num_present, len(hosts)))
+        except ConfigError as error:
+            raise ConfigError(
+                f"evaluate = {config.evaluate} draws clients of {len(hosts)} of {num_nodes} nodes, of which a sum "
+                f"cannot be secure: {error}; raise evaluate, or set it to all"
+            ) from None
 
 
 def secure_sum_warnings(config: RunConfig, *, simulated: bool) -> Iterator[str]:

@@ -63,7 +63,19 @@ class FederationConfig(Section):
     num_clients: Positive = setting(20, "Number N of trained clients.")
     num_rounds: Positive = setting(10, "Number of federated rounds; a resumed run may have more.", resumable=True)
     fraction_train: Annotated[float, Field(gt=0, le=1)] = setting(
-        1.0, "Share of the clients that a round trains; the last round trains all."
+        1.0, "Share of the clients that a round trains; the last round trains all unless `last-round = sampled`."
+    )
+    last_round: Literal["all", "sampled"] = setting(
+        "all",
+        "Clients that the last round trains. `all`: all. `sampled`: a share of them, as in any round; mean accuracies "
+        "of rounds are then reported with their standard errors. A client that no round has drawn keeps the initial "
+        "values of its private parameters, with which it is also evaluated.",
+    )
+    evaluate: Literal["all"] | Positive = setting(
+        "all",
+        "Clients that evaluate the final global state after the last round. `all`: all. A number N: N clients, drawn "
+        "with `seed`; the same ones if the run is repeated or resumed. Their accuracy is reported with its standard "
+        "error.",
     )
     target_accuracy: Share = setting(
         0.0,

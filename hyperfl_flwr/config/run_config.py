@@ -136,6 +136,14 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
         """Return the settings as they hold for one client: `target` is the network that it trains."""
         return self.model_copy(update={"target": self.targets[client % len(self.targets)]})
 
+    def trains_all(self, server_round: int) -> bool:
+        """Return whether a round trains all clients that are present, and not only a share of them."""
+        return self.fraction_train == 1 or (self.last_round == "all" and server_round == self.num_rounds)
+
+    def num_evaluated(self, num_clients: int) -> int:
+        """Return how many of the clients that are present evaluate the final global state."""
+        return num_clients if self.evaluate == "all" else min(self.evaluate, num_clients)
+
     @property
     def weight_epsilon(self) -> float:
         """Epsilon of local differential privacy of each number of an upload; 0 if clients do not randomise them."""

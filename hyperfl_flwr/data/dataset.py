@@ -86,12 +86,26 @@ def split_train_test(groups: IntArray, rng: np.random.Generator) -> tuple[IntArr
         to even: at least one of two or more samples, and none of a single sample.
     """
     test: list[IntArray] = []
-    for group in np.unique(groups):
-        members = rng.permutation(np.flatnonzero(groups == group))
+    for positions in positions_by_group(groups):
+        members = rng.permutation(positions)
         count = max(round(TEST_FRACTION * len(members)), int(len(members) > 1))
         test.append(members[:count])
     chosen = np.sort(np.concatenate(test))
     return np.setdiff1d(np.arange(len(groups)), chosen), chosen
+
+
+def positions_by_group(groups: IntArray) -> list[IntArray]:
+    """Return the ascending positions of the samples of each group, in one pass over all samples.
+
+    Args:
+        groups: The group (class or client) of each sample [n].
+
+    Returns:
+        The positions of each group that occurs, by ascending group.
+    """
+    order = np.argsort(groups, kind="stable")
+    starts = np.flatnonzero(np.diff(groups[order])) + 1
+    return np.split(order, starts) if len(order) else []
 
 
 def channel_statistics(images: ImageArray) -> tuple[tuple[float, ...], tuple[float, ...]]:

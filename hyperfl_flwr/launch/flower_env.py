@@ -45,20 +45,19 @@ _MALLOC_SETTINGS = {
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def federation_config(num_nodes: int, num_actors: int, num_gpus: int = 0, gpu_fraction: float = 1.0) -> str:
+def federation_config(num_nodes: int, num_actors: int, num_gpus: int = 0) -> str:
     """Return Flower's `--federation-config` for a simulation.
 
     Args:
         num_nodes: Number of simulated nodes.
         num_actors: Number of processes that run them, one core each.
-        num_gpus: Number of the machine's GPUs to use; 0 leaves out all GPU settings.
-        gpu_fraction: Share of a GPU for one process, in (0, 1]; 1 / gpu_fraction processes share a GPU.
+        num_gpus: Number of the machine's GPUs to use, which the processes share evenly; 0 leaves out all GPU settings.
 
     Raises:
         ValueError: If a number is out of range.
     """
-    if num_nodes < 1 or num_actors < 1 or num_gpus < 0 or not 0 < gpu_fraction <= 1:
-        raise ValueError(f"out of range: {num_nodes=} {num_actors=} {num_gpus=} {gpu_fraction=}")
+    if num_nodes < 1 or num_actors < 1 or num_gpus < 0:
+        raise ValueError(f"out of range: {num_nodes=} {num_actors=} {num_gpus=}")
     settings = [
         f"num-supernodes={num_nodes}",
         "client-resources-num-cpus=1",
@@ -67,8 +66,21 @@ def federation_config(num_nodes: int, num_actors: int, num_gpus: int = 0, gpu_fr
         "init-args-logging-level='ERROR'",
     ]
     if num_gpus:
-        settings += [f"init-args-num-gpus={num_gpus}", f"client-resources-num-gpus={float(gpu_fraction)}"]
+        share = gpu_share(-(-num_actors // num_gpus))  # Ray places each process on one GPU
+        settings += [f"init-args-num-gpus={num_gpus}", f"client-resources-num-gpus={share}"]
     return " ".join(settings)
+
+
+def gpu_share(processes: int) -> float:
+    """Return the share of a GPU for each of some processes on it, with which Flower starts all of them.
+
+    Flower keeps the share as float32 and starts `int(GPUs / share)` processes; Ray counts in units of 1e-4 of a GPU.
+    1/3 as float32 is above a third, so that only two processes would start; .3333 is below it in both.
+
+    Args:
+        processes: Number of processes on one GPU, 1 to 9999.
+    """
+    return (9999 // processes) / 1e4
 
 
 def flower_environment(home: Path, temporary: Path, base: Mapping[str, str] = os.environ) -> dict[str, str]:

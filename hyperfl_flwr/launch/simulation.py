@@ -1,6 +1,5 @@
 """Run a simulation, on Flower's engine or in one process, and follow it to its end."""
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -59,7 +58,8 @@ def launch(planned: SimulationPlan, observer: RunCallbacks) -> Path:
             app = build_app(superlink.home / "app", planned.source)
             settings = superlink.home / "settings.toml"
             settings.write_text(settings_text(planned.settings))
-            run_id = superlink.submit(app, settings, _federation(planned, actors))
+            federation = federation_config(planned.num_nodes, actors, planned.num_gpus)
+            run_id = superlink.submit(app, settings, federation)
             with with_resume_hint(planned, observer):
                 return follow(superlink, run_id, planned, observer)
 
@@ -73,10 +73,3 @@ def _where(planned: SimulationPlan, actors: int) -> str:
     if planned.chosen_for:
         text += f"; chosen for {planned.chosen_for}, set --num-nodes and --set threads= to change it"
     return text
-
-
-def _federation(planned: SimulationPlan, actors: int) -> str:
-    if planned.device != "cuda":
-        return federation_config(planned.num_nodes, actors)
-    sharing = math.ceil(actors / planned.num_gpus)  # Ray places each process on one GPU
-    return federation_config(planned.num_nodes, actors, planned.num_gpus, 1 / sharing)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FOLDER = "tensorboard"
 FILES = "events.out.tfevents.*"
 
-NO_SCALARS = ("kind", "round", "client", "clients", "failed")
+NO_SCALARS = ("kind", "round", "client", "clients", "drawn_from", "failed")
 
 SECTIONS = ("accuracy", "loss", "bytes", "seconds")
 """Sections in TensorBoard, chosen by a word of the metric's name; other metrics are in `other`."""

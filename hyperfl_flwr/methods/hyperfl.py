@@ -6,6 +6,9 @@ from hyperfl_flwr.core.method import Method, Upload
 from hyperfl_flwr.core.setting_types import Initialisation
 from hyperfl_flwr.core.settings import Auto, NonNegativeFloat, Positive, PositiveFloat, Section, setting
 
+KEPT_UP_TO = 1000
+"""Largest number of clients of which `hyperfl.keep-last = auto` keeps the generated weights, 463 KB for `cnn` each."""
+
 
 class HyperFLConfig(Section):
     """Settings of HyperFL and of its variant with a frozen embedding, `hyperfl-frozen`."""
@@ -39,6 +42,16 @@ class HyperFLConfig(Section):
         "Optimiser of the hypernetwork's output layer. `factored`: SGD without forming the gradient, which is faster. "
         "`plain`: autograd and torch.optim.SGD. The results are the same up to rounding.",
     )
+    keep_last: Auto | bool = setting(
+        "auto",
+        "Whether each client keeps the generated weights θ of its last round, nearly all of its private state: for "
+        "`theta_change`, and for `hyperfl export --state personalized`. The training does not need them. `auto`: up to "
+        f"{KEPT_UP_TO} clients.",
+    )
+
+    def keeps_last(self, num_clients: int) -> bool:
+        """Return whether the clients keep their generated weights; `num_clients` is the number of trained clients."""
+        return num_clients <= KEPT_UP_TO if self.keep_last == "auto" else self.keep_last
 
 
 METHOD = Method(

@@ -12,8 +12,47 @@ from pathlib import Path
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.storage import Arrays, leftovers, read_arrays, stored_bytes, unwritable, write_arrays
 
+FOLDER_SIZE = 1000
+"""Number of clients of which the folders lie in one folder; some file systems are slow with more."""
+
 INITIAL = 0
 """Version of a client that was never trained; its state is computed from the seed and not stored."""
+
+
+def client_folder(directory: Path, client: int) -> Path:
+    """Return the folder of a client's private state; it need not exist.
+
+    The first `FOLDER_SIZE` clients have theirs in the node's folder for the run, each further thousand in a folder of
+    its own, such as `clients-00012000/client-12345`. Earlier versions had all of them in the node's folder; one that is
+    found there is used.
+
+    Args:
+        directory: The node's folder for one experiment.
+        client: The client's id.
+    """
+    plain = directory / f"client-{client:05d}"
+    first = client // FOLDER_SIZE * FOLDER_SIZE
+    return plain if not first or plain.is_dir() else directory / f"clients-{first:08d}" / plain.name
+
+
+def run_folder(folder: Path) -> Path:
+    """Return the node's folder for the experiment, which a client's folder lies in."""
+    return folder.parent.parent if folder.parent.name.startswith("clients-") else folder.parent
+
+
+def create_client_folder(folder: Path) -> None:
+    """Create a client's folder and the folders that it lies in, with access for their owner only.
+
+    Raises:
+        OSError: If one cannot be created.
+    """
+    for directory in (run_folder(folder), folder.parent, folder):  # mkdir applies `mode` only to the last folder
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def client_folders(directory: Path) -> list[Path]:
+    """Return the folders of all clients that have one, see `client_folder`, ordered by name within each thousand."""
+    return [*sorted(directory.glob("client-*")), *sorted(directory.glob("clients-*/client-*"))]
 
 
 class PrivateState:
@@ -28,7 +67,7 @@ class PrivateState:
     def __init__(self, directory: Path, experiment: str, client: int) -> None:
         self.client = client
         self.experiment = experiment
-        self.directory = directory / f"client-{client:05d}"
+        self.directory = client_folder(directory, client)
 
     def path(self, version: int) -> Path:
         """Return the file of a version."""
@@ -42,8 +81,7 @@ class PrivateState:
         """
         meta = {"client": self.client, "experiment": self.experiment, "round": version}
         try:
-            for directory in (self.directory.parent, self.directory):  # mkdir applies `mode` only to the last folder
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            create_client_folder(self.directory)
             write_arrays(self.path(version), arrays, meta, mode=0o600)
         except OSError as error:
             raise StateError(self._unwritten(version, arrays, error)) from error
@@ -92,5 +130,5 @@ def largest_state(directory: Path) -> int | None:
     Raises:
         StateError: If a client's newest version is damaged.
     """
-    newest = [max(client.glob("round-*.npz"), default=None) for client in sorted(directory.glob("client-*"))]
+    newest = [max(client.glob("round-*.npz"), default=None) for client in client_folders(directory)]
     return max((sum(stored_bytes(path).values()) for path in newest if path), default=None)

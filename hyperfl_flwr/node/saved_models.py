@@ -13,6 +13,7 @@ from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.storage import Arrays, read_arrays, unwritable, write_arrays
 from hyperfl_flwr.models.custom.provenance import find_kept, keep_model
 from hyperfl_flwr.models.model_spec import TargetRecipe
+from hyperfl_flwr.node.private_state import create_client_folder, run_folder
 
 FILE = "model.npz"
 
@@ -53,9 +54,8 @@ class KeptModel:
         """
         meta = {name: value for name, value in vars(self).items() if name not in ("recipe", "tensors")}
         try:
-            for directory in (folder.parent, folder):
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            keep_model(self.recipe.target, folder.parent)
+            create_client_folder(folder)
+            keep_model(self.recipe.target, run_folder(folder))
             write_arrays(folder / FILE, self.tensors, {**meta, "recipe": self.recipe.values()}, mode=0o600)
         except OSError as error:
             size = sum(value.nbytes for value in self.tensors.values())
@@ -73,7 +73,7 @@ class KeptModel:
         """
         tensors, meta = read_arrays(folder / FILE)
         try:
-            find_kept(str(meta["recipe"]["target"]), folder.parent)
+            find_kept(str(meta["recipe"]["target"]), run_folder(folder))
             return cls(tensors=tensors, recipe=TargetRecipe.of(meta.pop("recipe")), **meta)
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(

@@ -32,8 +32,8 @@ from hyperfl_flwr.data.federated_data import ClientData
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.models.standalone import file_names, write_model
-from hyperfl_flwr.node.private_state import INITIAL, PrivateState
-from hyperfl_flwr.node.saved_models import KeptModel
+from hyperfl_flwr.node.private_state import INITIAL, PrivateState, client_folder
+from hyperfl_flwr.node.saved_models import FILE, KeptModel
 from hyperfl_flwr.runs.run_directory import read_metrics
 
 State = Literal["personalized", "aggregate"]
@@ -110,13 +110,13 @@ def model_of_run(
     member = restored_client(found, client)
     version = found.strategy.progress.versions[client]
     # Only private state can contain the model after local training; the server never receives it.
-    keeps = bool(client_of(found.config.method).private)
+    keeps = bool(member.kept_groups(found.config))
     own = member.personalized_model(_private(member, version)) if state != "aggregate" and keeps else None
     if own is None:
         if state == "personalized":
             raise RunDirectoryError(
-                f"{run} does not hold the model of client {client} after local training: with {found.config.method} "
-                f"only a SuperNode keeps it; leave out --state personalized"
+                f"{run} does not hold the model of client {client} after local training: "
+                f"{member.why_no_model(found.config)}; leave out --state personalized"
             )
         member.receive(found.strategy.evaluated(found.arrays, client), version)
         return _exported(found, client, "aggregate", found.round, member.received_state())
@@ -146,7 +146,10 @@ def _refuse_absent(found: Restored, client: int) -> None:
             f"the model there: hyperfl export STATE_DIR --client {client} --run {found.experiment}"
         )
     if private and found.strategy.progress.versions.get(client, INITIAL) == INITIAL:
-        raise RunDirectoryError(f"client {client} has not been trained up to round {found.round}; resume the run")
+        raise RunDirectoryError(
+            f"client {client} has not been trained up to round {found.round}; resume the run, with more rounds if it "
+            f"is complete"
+        )
 
 
 def _refuse_more_than_a_network(found: Restored, client: int) -> None:
@@ -242,10 +245,10 @@ def model_of_node(states: Path, client: int, experiment: str | None = None) -> E
 
 def _folder_of(states: Path, client: int, experiment: str | None) -> Path:
     """Find the folder with the stored model of a client."""
-    name = f"client-{client:05d}"
-    runs = {path.parent.parent.name: path.parent for path in sorted(states.glob(f"*/{name}/model.npz"))}
-    if not runs and (states / name / "model.npz").is_file():
-        runs = {states.name: states / name}
+    found = {folder.name: client_folder(folder, client) for folder in sorted(states.glob("*/"))}
+    runs = {name: folder for name, folder in found.items() if (folder / FILE).is_file()}
+    if not runs and (client_folder(states, client) / FILE).is_file():
+        runs = {states.name: client_folder(states, client)}
     if experiment is not None:
         runs = {key: path for key, path in runs.items() if experiment and key.startswith(experiment)}
     if len(runs) == 1:

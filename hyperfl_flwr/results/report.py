@@ -13,6 +13,7 @@ from hyperfl_flwr.data.sample_format import shape_text
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.pages.figures import svg
 from hyperfl_flwr.pages.render import Settings, counted, megabytes, percent, plain, write_page
+from hyperfl_flwr.runs.listed_clients import clients_per_node, is_listed, label_rows
 from hyperfl_flwr.runs.novel_results import means, read_novel
 from hyperfl_flwr.runs.plots import clients_figure, labels_figure, run_panels
 from hyperfl_flwr.runs.privacy_statement import statement_text
@@ -64,6 +65,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
     except ValueError as error:
         raise RunDirectoryError(f"{error}; wait for the first round before writing a report") from None
     file, client, data = output or path / "report.html", client_of(summary["method"]), RunData.read(manifest)
+    config = RunConfig.from_flat(settings_of(path))
     reductions = client.weighted(equal=manifest["settings"].get("privacy.unit") == "client")
     write_page(
         file,
@@ -71,17 +73,20 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         manifest=manifest,
         summary=summary,
         method=METHODS[summary["method"]],
+        personalized=_mean_of(summary, "test_accuracy"),
+        aggregate=_mean_of(summary, "test_accuracy_aggregate"),
         state=_state(manifest, summary),
         problem=manifest["problem"],
         secure_sums=_secure_sums(manifest, summary) if has_secure_sums(manifest) else "",
         privacy=statement_text(summary["privacy"]),
         data=_described(data),
-        networks=_networks(RunConfig.from_flat(settings_of(path))),
+        networks=_networks(config),
         figures=_figures(path, summary),
         labels_figure=_labels(manifest),
+        simulated=is_simulation(manifest),
         accuracies=list(_accuracies(path, summary, unknown=NOT_KNOWN if has_secure_sums(manifest) else "none")),
         shared=", ".join(f"{name} ({reduction.value.replace('_', ' ')})" for name, reduction in reductions.items()),
-        private=", ".join(client.private),
+        private=", ".join(client.kept_groups(config)),
         costs=list(_costs(summary)),
         found=Settings.of(
             data.named_in(manifest["settings"]),
@@ -102,6 +107,15 @@ def _state(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     state = known.get(manifest["status"], f"has {manifest['status']}")
     clients, nodes = counted(summary["num_clients"], "client"), counted(summary["num_nodes"], "node")
     return f"The run {state}: {counted(summary['rounds'], 'round')}, {clients} on {nodes}."
+
+
+def _mean_of(summary: Mapping[str, Any], name: str) -> str:
+    """Say over how many clients a mean accuracy is, and its standard error if they were drawn."""
+    number, error = summary[f"{name}_num_clients"], summary[f"{name}_sem"]
+    drawn = (
+        "" if error is None else f" drawn from {summary['num_clients']:,}, with a standard error of {percent(error)}"
+    )
+    return f"mean of {counted(number, 'client')}{drawn}"
 
 
 def _secure_sums(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
@@ -177,10 +191,10 @@ def _figures(path: Path, summary: Mapping[str, Any]) -> list[tuple[str, Markup]]
 
 
 def _labels(manifest: Mapping[str, Any]) -> Markup | None:
-    """Draw the label distribution, which only a simulation's manifest contains; None without it."""
-    if "label_counts" not in manifest:
+    """Draw the label distribution; None in a deployment, or with more clients than the manifest lists."""
+    if not is_listed(manifest):
         return None
-    figure = labels_figure(manifest["label_counts"]["train"])
+    figure = labels_figure(label_rows(manifest))
     return svg(figure, "labels", "number of training samples of each client and class")
 
 
@@ -194,9 +208,9 @@ def _left_out_nodes(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str, str
 
 def _nodes(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str, str, str]]:
     devices = manifest.get("devices", [None] * len(manifest["nodes"]))
-    for number, (clients, device) in enumerate(zip(manifest["nodes"], devices, strict=True)):
+    for number, (clients, device) in enumerate(zip(clients_per_node(manifest), devices, strict=True)):
         joined = "after the start" if number in manifest.get("joined", ()) else "at the start"
-        yield str(number), str(len(clients)), device or "never connected", joined if device else ""
+        yield str(number), str(clients), device or "never connected", joined if device else ""
 
 
 def _circumstances(manifest: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:

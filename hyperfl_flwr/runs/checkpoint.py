@@ -20,7 +20,7 @@ class Progress:
 
     Attributes:
         round: The last finished round; 0 before the first.
-        num_rounds: Planned number of rounds; with client sampling, the last round trains all clients.
+        num_rounds: Planned number of rounds; with client sampling, the last round may train all clients.
         phase: Name of the training phase that the round belonged to; empty if there is only one phase.
         last_phase_after: The round after which the run's last phase began, which depends on `num_rounds`; None if it
             has not begun.

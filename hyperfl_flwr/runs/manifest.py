@@ -16,6 +16,7 @@ from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.commit import COMMIT
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.versions import COMMIT_VARIABLE, versions
+from hyperfl_flwr.runs.listed_clients import labels_entry, nodes_entry
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.server.federation import Federation
 from hyperfl_flwr.server.membership import Roster
@@ -42,12 +43,12 @@ def new(
         **_circumstances(),
         "end": None,
         "resumed": [],
-        "nodes": [roster.clients_of(number) for number in range(roster.num_nodes)],
+        "nodes": nodes_entry([roster.clients_of(number) for number in range(roster.num_nodes)]),
         "devices": [None] * roster.num_nodes,
         "present_at_start": [node.partition for node in federation.nodes],
         "partitioned_by": federation.nodes[0].properties["partitioned-by"],
         "data": RunData.of(federation, str(settings["dataset"])).entry(),
-        **(_label_counts(federation) if roster.simulated else {}),
+        **(_label_counts(federation, int(settings["num-clients"])) if roster.simulated else {}),
         **model,
     }
     return with_nodes(document, roster)
@@ -98,13 +99,14 @@ def _circumstances() -> dict[str, Any]:
     return {"start": now(), "versions": versions(), "code": code(), "hardware": hardware()}
 
 
-def _label_counts(federation: Federation) -> dict[str, Any]:
+def _label_counts(federation: Federation, num_clients: int) -> dict[str, Any]:
     """Return label counts and data reuse as reported by a simulation's nodes; a deployment's nodes are not asked."""
     counts = federation.label_counts()
     if not counts:
         return {}
     ordered = {split: [rows[client] for client in sorted(rows)] for split, rows in counts.items()}
-    return {"label_counts": ordered, "data_reuse": json.loads(str(federation.nodes[0].properties["data-reuse"]))}
+    reuse = json.loads(str(federation.nodes[0].properties["data-reuse"]))
+    return {"label_counts": labels_entry(ordered, num_clients), "data_reuse": reuse}
 
 
 def hardware() -> dict[str, Any]:

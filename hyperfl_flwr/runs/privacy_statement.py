@@ -25,6 +25,7 @@ from hyperfl_flwr.privacy.coverage import (
     TRUSTED,
     WEIGHT_ACCOUNTANT,
 )
+from hyperfl_flwr.runs.listed_clients import known_sizes
 from hyperfl_flwr.runs.releases import FILE, SumRelease, read_releases
 from hyperfl_flwr.runs.run_directory import read_metrics, trained_settings
 
@@ -189,8 +190,7 @@ def _of_records(run: Path, manifest: Mapping[str, Any], settings: Mapping[str, S
     plan = _Plan.of(settings)
     rounds = plan.rounds + sum(entry.get("repeated_rounds", 0) for entry in manifest.get("resumed", []))
     reported, examples = _reported_steps(run)
-    counts = manifest.get("label_counts", {}).get("train", [])[: int(settings["num-clients"])]
-    sizes = dict(enumerate(map(sum, counts))) | examples
+    sizes = known_sizes(manifest, examples)
     # A client that has not reported in the last round may have taken part in all rounds, and in repeated ones.
     steps = {client: reported.get(client, rounds * plan.steps_of(size)) for client, size in sizes.items()}
     reason, epsilon = None, plan.epsilon  # every client computes its noise for this epsilon

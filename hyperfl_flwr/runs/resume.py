@@ -68,9 +68,11 @@ def _fits(progress: Progress, config: RunConfig) -> bool:
     """Return True if a run with settings `config` would have reached the same checkpoint.
 
     A checkpoint may depend on the number of rounds in two ways. With client sampling, the last round trains all
-    clients, where another round trains a sample. And the last phase begins a fixed number of rounds before the end.
+    clients (unless `last-round = sampled`), where another round trains a sample. And the last phase begins a fixed
+    number of rounds before the end.
     """
-    was_last = config.fraction_train < 1 and progress.round == progress.num_rounds
+    trains_share = config.fraction_train < 1 and config.last_round == "all"
+    was_last = trains_share and progress.round == progress.num_rounds
     depends_on_end = was_last or progress.last_phase_after is not None
     return not depends_on_end or progress.num_rounds == config.num_rounds
 

@@ -32,9 +32,10 @@ def summarise(path: Path) -> dict[str, Any]:
     Returns:
         The content of summary.json. Accuracies are shares in [0, 1], over the clients' own test data; `test_accuracy`
         is the mean over all clients after their local training in the last round, `test_accuracy_aggregate` that of the
-        final global state with the clients' private parts. A client without a number (it failed in the last round) is
-        None in the list and left out of the mean; `test_accuracy_num_clients` is the number of clients with one. With
-        secure sums, the list and the numbers of the worst clients are None.
+        final global state with the clients' private parts. A client without a number (it failed in the last round, or
+        was not drawn) is None in the list and left out of the mean; `test_accuracy_num_clients` is the number of
+        clients with one. `*_sem` is the standard error of a mean over drawn clients, None over all. With secure sums,
+        the list and the numbers of the worst clients are None.
 
     Raises:
         RunDirectoryError: If the folder is not a run folder.
@@ -51,6 +52,7 @@ def summarise(path: Path) -> dict[str, Any]:
     is_secure = has_secure_sums(manifest)
     own = _Spread.opened(rounds[-1]) if is_secure else _Spread.of(_per_client(records, last, settings["num-clients"]))
     aggregate = [record for record in records if record["kind"] == "aggregate" and record["round"] == last]
+    evaluation: Record = aggregate[-1] if aggregate else {}
     checkpoints = Checkpoints(path / "checkpoints")
     stored = checkpoints.rounds()
     return {
@@ -60,14 +62,17 @@ def summarise(path: Path) -> dict[str, Any]:
         "num_nodes": len(manifest["nodes"]),
         "rounds": last,
         "test_accuracy": own.mean,
-        "test_accuracy_aggregate": aggregate[-1].get("aggregate_accuracy") if aggregate else None,
+        "test_accuracy_sem": _error(rounds[-1], "personalized_accuracy"),
+        "test_accuracy_aggregate": evaluation.get("aggregate_accuracy"),
+        "test_accuracy_aggregate_sem": _error(evaluation, "aggregate_accuracy"),
+        "test_accuracy_aggregate_num_clients": evaluation.get("clients", 0),
         "test_accuracy_worst": own.worst,
         "test_accuracy_worst_decile": own.worst_decile,
         "test_accuracy_std": own.std,
         "test_accuracy_per_client": own.per_client,
         "test_accuracy_num_clients": own.num_clients,
         "global_test_accuracy": rounds[-1].get("personalized_global_accuracy"),
-        "global_test_accuracy_aggregate": aggregate[-1].get("aggregate_global_accuracy") if aggregate else None,
+        "global_test_accuracy_aggregate": evaluation.get("aggregate_global_accuracy"),
         "rounds_to_target": _first_round(records, "train", "personalized_accuracy", target),
         "rounds_to_target_aggregate": _first_round(records, "aggregate", "aggregate_accuracy", target),
         "seconds_per_round": _median(rounds, "seconds"),
@@ -81,6 +86,12 @@ def summarise(path: Path) -> dict[str, Any]:
         **(_opening_costs(rounds) if is_secure else {}),
         **flat_means(read_novel(path)),
     }
+
+
+def _error(record: Record, name: str) -> float | None:
+    """Return the standard error of a record's mean over drawn clients; None if it has none."""
+    error: float | None = record.get(f"{name}_sem")
+    return error
 
 
 def target_text(target: float, summary: Mapping[str, Any]) -> str:

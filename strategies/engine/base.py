@@ -8,7 +8,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.node.private_state import INITIAL
@@ -33,6 +32,7 @@ from hyperfl_flwr.protocol.sizes import content_bytes
 from hyperfl_flwr.runs.checkpoint import Progress
 from hyperfl_flwr.server.exchange import Exchange, match
 from hyperfl_flwr.server.handshake import Node
+from strategies.engine import sampling
 from strategies.engine.client_privacy import applied, are_released, record
 from strategies.engine.context import ServerContext
 from strategies.engine.hooks import Hooks
@@ -103,14 +103,13 @@ class BaseStrategy(Hooks, Strategy):
         """Ids of the trained (not novel) clients on nodes that are present, ascending."""
         return [client for client in self.context.federation.clients if client < self.context.config.num_clients]
 
-    def sampled(self, server_round: int) -> list[int]:
-        """Sample the clients of a round: a share of the present ones, in the last round all of them."""
-        config, present = self.context.config, self.present
-        count = max(1, round(config.fraction_train * len(present)))
-        if server_round == config.num_rounds or count >= len(present):
-            return present
-        rng = numpy_generator(config.seed, "sampling", server_round)
-        return [present[position] for position in sorted(rng.choice(len(present), count, replace=False).tolist())]
+    def sampled(self, server_round: int) -> Sequence[int]:
+        """Return the clients that a round trains, see `strategies.engine.sampling`."""
+        return sampling.trained(self.context.config, server_round, self.present)
+
+    def evaluators(self) -> Sequence[int]:
+        """Return the clients that evaluate the final global state, see `strategies.engine.sampling`."""
+        return sampling.evaluated(self.context.config, self.present)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -124,13 +123,13 @@ class BaseStrategy(Hooks, Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Sequence[Message]:
-        """Return one message for each node, for all clients, after the last round.
+        """Return one message for each node that hosts clients to evaluate, after the last round.
 
         Before that, the clients evaluate the received parameters when they are trained in the next round.
         """
         if server_round != self.context.config.num_rounds:
             return []
-        return self._messages(MessageType.EVALUATE, arrays, self.present, grid)
+        return self._messages(MessageType.EVALUATE, arrays, self.evaluators(), grid)
 
     def _messages(self, kind: str, arrays: ArrayRecord, clients: Sequence[int], grid: Grid) -> Sequence[Message]:
         chosen = set(clients)

@@ -14,7 +14,6 @@ from flwr.serverapp.strategy import Result, Strategy
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.metrics.memory import peak_memory
 from hyperfl_flwr.protocol.arrays import num_elements, pack_arrays, unpack_arrays
-from hyperfl_flwr.protocol.messages import ClientResult
 from hyperfl_flwr.runs import manifest
 from hyperfl_flwr.runs.checkpoint import SERVER, Checkpoints
 from hyperfl_flwr.runs.planned_privacy import planned
@@ -24,8 +23,7 @@ from hyperfl_flwr.server.federation import Federation
 from hyperfl_flwr.server.membership import Roster
 from strategies.engine.base import BaseStrategy
 from strategies.engine.observations import forget_observations
-from strategies.engine.round_outcome import Outcome
-from strategies.engine.round_records import means_of, renamed, seconds_of
+from strategies.engine.round_records import aggregate_records, errors_of, mean_text, means_of, renamed, seconds_of
 
 Announce = Callable[[str], None]
 """Prints one line for the user."""
@@ -125,7 +123,7 @@ class RecordedStrategy(Strategy):
         messages = self.configure_evaluate(num_rounds, arrays, evaluate_config or ConfigRecord(), grid)
         self.inner.collect(exchange(grid, messages, timeout))
         self._drop_nodes()
-        self._record_aggregate(num_rounds, self.inner.outcome)
+        self._record_evaluation(num_rounds)
         self._record_failures(f"round-{num_rounds:06d}-evaluation", "the evaluation")
         if not self.inner.outcome.finished:
             where = f"{self.directory.path}/failures"
@@ -159,11 +157,11 @@ class RecordedStrategy(Strategy):
     def _is_checkpoint(self, current: int) -> bool:
         """Return whether a round ends with a checkpoint.
 
-        With client sampling the round before the last has one, too: the last round trains all clients, so that a run
+        With client sampling the round before the last has one, too, if the last round trains all clients: a run
         resumed with more rounds must repeat it as an ordinary round. The last round of a phase also has one.
         """
         config = self.inner.context.config
-        before_last = config.fraction_train < 1 and current == config.num_rounds - 1
+        before_last = config.trains_all(current + 1) and not config.trains_all(current)
         ends_phase = self.inner.phase(current) != self.inner.phase(current + 1)
         # A repeated round with another crowd tells the difference, and one with other noise spends more.
         if config.secagg.enabled or config.privacy.protects_clients or config.weight_epsilon:
@@ -189,13 +187,16 @@ class RecordedStrategy(Strategy):
     def _record_training(self, current: int, seconds: float) -> None:
         outcome = self.inner.outcome
         per_client = [renamed(result, drop="aggregate-") for result in outcome.results]
-        self._record_aggregate(current - 1, outcome)
+        self.directory.append(aggregate_records(outcome, current - 1))
         lost = [client for clients in outcome.away.values() for client in clients]
         away = sorted([*outcome.absent, *lost])
         config = self.inner.context.config
-        missed = away if config.fraction_train == 1 or current == config.num_rounds else lost
+        missed = away if config.trains_all(current) else lost
         sampled = len(outcome.finished) + len(outcome.failures) + len(missed)
         means = means_of(outcome, drop="aggregate-")
+        population = config.num_clients - len(outcome.absent)
+        is_drawn = config.last_round == "sampled" and config.fraction_train < 1
+        errors = errors_of(outcome, population, drop="aggregate-") if is_drawn else {}
         phase = self.inner.phase(current)
         record: Record = {
             "kind": "train",
@@ -205,6 +206,7 @@ class RecordedStrategy(Strategy):
             "failed": sorted(failure.client for failure in outcome.failures),
             "away": away,
             **means,
+            **errors,
             "seconds": seconds,
             **seconds_of(outcome),
             "bytes_down_per_client": outcome.bytes_down,
@@ -217,12 +219,9 @@ class RecordedStrategy(Strategy):
         self._warn_of_dead_hypernetworks(current)
         while self.inner.remarks:
             self.announce(f"round {current}: warning: {self.inner.remarks.pop(0)}")
-        mean = means.get("personalized_accuracy")
-        unknown = "accuracy not known" if outcome.finished else "no client finished"
-        accuracy = unknown if mean is None else f"personalized accuracy {mean:.4f}"
         self.announce(
-            f"round {current}/{config.num_rounds}{f' ({phase})' if phase else ''}: {accuracy}, "
-            f"{len(outcome.finished)} of {sampled} clients, {seconds:.1f} s{self._nodes_text()}"
+            f"round {current}/{config.num_rounds}{f' ({phase})' if phase else ''}: "
+            f"{mean_text(record, 'personalized', sampled)}, {seconds:.1f} s{self._nodes_text()}"
         )
 
     def _nodes_text(self) -> str:
@@ -251,20 +250,15 @@ class RecordedStrategy(Strategy):
                 f"get the head bias as their extractor; hyperfl.initialisation=hyperfan-bias avoids this"
             )
 
-    def _record_aggregate(self, after_round: int, outcome: Outcome) -> None:
-        """Record the accuracy of the aggregate after a round, which clients measure when they next receive it."""
-        rows = [
-            ClientResult(
-                client=result.client,
-                num_examples=result.num_examples,
-                metrics={name: value for name, value in result.metrics.items() if name.startswith("aggregate-")},
-            )
-            for result in outcome.results
-        ]
-        means = {name: value for name, value in means_of(outcome).items() if name.startswith("aggregate_")}
-        record: Record = {"kind": "aggregate", "round": after_round, "clients": len(outcome.finished), **means}
-        lines = ({"kind": "client-aggregate", "round": after_round, **renamed(row)} for row in rows)
-        self.directory.append([record, *lines])
+    def _record_evaluation(self, num_rounds: int) -> None:
+        """Record the evaluation of the final global state; the mean over drawn clients is printed with its error."""
+        config, outcome = self.inner.context.config, self.inner.outcome
+        population = config.num_clients - len(outcome.absent)
+        is_drawn = config.num_evaluated(population) < population
+        records = aggregate_records(outcome, num_rounds, population if is_drawn else None)
+        self.directory.append(records)
+        if is_drawn:
+            self.announce(f"evaluation: {mean_text(records[0], 'aggregate', config.num_evaluated(population))}")
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -1,10 +1,13 @@
 """Numbers of a round by their names in metrics.jsonl."""
 
+import statistics
+from collections.abc import Mapping
 from typing import Any
 
 from hyperfl_flwr.protocol.messages import ClientResult
 from hyperfl_flwr.runs.run_directory import Record
 from strategies.engine.round_outcome import Outcome
+from strategies.engine.sampling import standard_error
 
 
 def renamed(result: ClientResult, drop: str = " ") -> dict[str, Any]:
@@ -30,3 +33,72 @@ def seconds_of(outcome: Outcome) -> Record:
     if outcome.tally is not None:
         return {"unmask_seconds": outcome.unmask_seconds, "saturated": outcome.tally.saturated}
     return {"client_seconds": sum(result.metrics.get("seconds", 0.0) for result in outcome.results)}
+
+
+def errors_of(outcome: Outcome, population: int, drop: str = " ") -> Record:
+    """Return the standard errors of the mean accuracies over clients that were drawn, and their population.
+
+    The error of a number `NAME` is `NAME_sem`; a mean without a known error has none.
+
+    Args:
+        outcome: What the drawn clients reported.
+        population: Number of clients that they were drawn from.
+        drop: Start of the names that are left out.
+    """
+    found: dict[str, float | None] = {}
+    for name, (deviation, number) in _deviations(outcome).items():
+        if not name.startswith(drop):
+            found[name.replace("-", "_") + "_sem"] = standard_error(deviation, number, population)
+    return {"drawn_from": population, **{name: value for name, value in found.items() if value is not None}}
+
+
+def _deviations(outcome: Outcome) -> Mapping[str, tuple[float, int]]:
+    """Return the standard deviation of each accuracy, and over how many clients; empty if it is not known."""
+    if outcome.tally is not None:
+        known, number = outcome.tally.stds, outcome.tally.clients
+        return {name: (value, number) for name, value in known.items() if name.endswith("accuracy")}
+    found: dict[str, list[float]] = {}
+    for result in outcome.results:
+        for name, value in result.metrics.items():
+            if name.endswith("accuracy"):  # a loss may be infinite
+                found.setdefault(name, []).append(value)
+    return {name: (statistics.pstdev(values), len(values)) for name, values in found.items()}
+
+
+def mean_text(record: Record, kind: str, asked: int) -> str:
+    """Return a record's mean accuracy and number of clients as text; of drawn clients with error and population.
+
+    Args:
+        record: A line of metrics.jsonl about the clients of a round.
+        kind: Kind of model, `personalized` or `aggregate`.
+        asked: Number of clients that were to take part.
+    """
+    name, finished = f"{kind}_accuracy", record["clients"]
+    accuracy = "accuracy not known" if finished else "no client finished"
+    if name in record:
+        error = f" ± {record[f'{name}_sem']:.4f}" if f"{name}_sem" in record else ""
+        accuracy = f"{kind} accuracy {record[name]:.4f}{error}"
+    drawn = f" drawn from {record['drawn_from']}" if "drawn_from" in record else ""
+    return f"{accuracy}, {finished} of {asked} clients{drawn}"
+
+
+def aggregate_records(outcome: Outcome, after_round: int, population: int | None = None) -> list[Record]:
+    """Return the lines about the global state after a round, which clients measure when they next receive it.
+
+    Args:
+        outcome: What the clients reported.
+        after_round: The round.
+        population: Number of clients that they were drawn from; None if their mean has no stated error.
+    """
+    means = {name: value for name, value in means_of(outcome).items() if name.startswith("aggregate_")}
+    errors = {} if population is None else errors_of(outcome, population)
+    record = {"kind": "aggregate", "round": after_round, "clients": len(outcome.finished), **means, **errors}
+    rows = [
+        ClientResult(
+            client=result.client,
+            num_examples=result.num_examples,
+            metrics={name: value for name, value in result.metrics.items() if name.startswith("aggregate-")},
+        )
+        for result in outcome.results
+    ]
+    return [record, *({"kind": "client-aggregate", "round": after_round, **renamed(row)} for row in rows)]

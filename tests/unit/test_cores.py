@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import ray
+from flwr.proto.federation_config_pb2 import SimulationConfig
+from flwr.simulation.ray_transport.ray_actor import pool_size_from_resources
 
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.launch.core_locks import CoreSlots, slots_folder, usable_cores
@@ -103,6 +106,31 @@ def test_the_folder_is_private_and_the_same_for_all_runs(tmp_path: Path) -> None
 def test_federation_config_mentions_gpus_only_when_there_are_some() -> None:
     assert "gpu" not in federation_config(4, 2)
     assert federation_config(4, 2).startswith("num-supernodes=4 client-resources-num-cpus=1 init-args-num-cpus=2 ")
-    assert federation_config(4, 2, 1, 0.25).endswith(" init-args-num-gpus=1 client-resources-num-gpus=0.25")
+    assert federation_config(4, 3, 1).endswith(
+        " init-args-num-cpus=3 init-args-log-to-driver=false "
+        "init-args-logging-level='ERROR' init-args-num-gpus=1 client-resources-num-gpus=0.3333"
+    )
     with pytest.raises(ValueError, match="num_nodes=0"):
         federation_config(0, 1)
+
+
+@pytest.mark.parametrize("num_gpus", range(1, 9))
+@pytest.mark.parametrize("processes", range(1, 17))
+def test_flower_starts_all_processes_of_all_gpus(
+    processes: int, num_gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower sends the share as float32 and computes the number of processes from it; Ray rounds it to 1e-4."""
+    count = processes * num_gpus
+    words = dict(word.split("=") for word in federation_config(count, count, num_gpus).split())
+    share = SimulationConfig(
+        client_resources_num_gpus=float(words["client-resources-num-gpus"])
+    ).client_resources_num_gpus
+    resources = {"CPU": float(words["init-args-num-cpus"]), "GPU": float(words["init-args-num-gpus"])}
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Resources": resources}])
+    assert pool_size_from_resources({"num_cpus": 1, "num_gpus": share}) == count
+    assert 10_000 // round(share * 10_000) == processes
+
+
+def test_an_exact_third_of_a_gpu_would_start_two_processes() -> None:
+    share = SimulationConfig(client_resources_num_gpus=1 / 3).client_resources_num_gpus
+    assert int(1 / share) == 2

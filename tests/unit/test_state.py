@@ -16,7 +16,7 @@ import pytest
 
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.models.model_spec import TargetRecipe
-from hyperfl_flwr.node.private_state import PrivateState, largest_state
+from hyperfl_flwr.node.private_state import PrivateState, client_folders, largest_state
 from hyperfl_flwr.node.saved_models import KeptModel
 
 ARRAYS = {"embedding/v": np.arange(4, dtype=np.float32), "classifier/weight": np.ones((2, 3))}
@@ -124,6 +124,34 @@ def test_the_largest_state_is_that_of_a_newest_version(state: PrivateState, tmp_
     state.save(2, {"a/x": np.zeros(3), "a/y": np.zeros(1)})
     PrivateState(node, "ab12", 1).save(5, {"a/x": np.zeros(2)})
     assert largest_state(node) == 32
+
+
+def test_each_further_thousand_of_clients_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    """At its edges; all folders are private; the largest state is found in each of them."""
+    node = tmp_path / "node" / "run"
+    for client, folder in (
+        (999, "client-00999"),
+        (1000, "clients-00001000/client-01000"),
+        (12345, "clients-00012000/client-12345"),
+    ):
+        state = PrivateState(node, "ab12", client)
+        state.save(1, {"a/x": np.zeros(client)})
+        assert state.directory == node / folder
+        assert {
+            stat.S_IMODE(path.stat().st_mode) for path in (node, *state.directory.parents[:1], state.directory)
+        } == {0o700}
+        assert len(PrivateState(node, "ab12", client).load(1)["a/x"]) == client
+        assert largest_state(node) == 8 * client
+
+
+def test_a_folder_of_an_earlier_version_is_used_as_it_is(tmp_path: Path) -> None:
+    """It has all clients side by side."""
+    (tmp_path / "run" / "client-01000").mkdir(parents=True)
+    state = PrivateState(tmp_path / "run", "ab12", 1000)
+    state.save(2, ARRAYS)
+    assert state.path(2) == tmp_path / "run" / "client-01000" / "round-000002.npz"
+    assert client_folders(tmp_path / "run") == [state.directory]
+    assert not list(tmp_path.rglob("clients-*"))
 
 
 @contextlib.contextmanager

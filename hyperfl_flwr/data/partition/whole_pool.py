@@ -4,10 +4,12 @@
 - dirichlet-per-label: Yurochkin et al., Bayesian nonparametric federated learning of neural networks, ICML 2019.
 """
 
+import heapq
+
 import numpy as np
 
 from hyperfl_flwr.core.errors import DataError
-from hyperfl_flwr.data.dataset import IntArray
+from hyperfl_flwr.data.dataset import IntArray, positions_by_group
 
 _MIN_SAMPLES = 5
 _MAX_TRIES = 10
@@ -92,10 +94,14 @@ def dirichlet_per_label(
                 positions.extend(piece.tolist())
         if min(map(len, owned)) >= min_samples:
             break
-    for positions in owned:  # has an effect only if the last try failed, too
+    # Has an effect only if the last try failed, too. The heap's first entry is the first of the largest clients.
+    largest = [(-len(positions), client) for client, positions in enumerate(owned)]
+    heapq.heapify(largest)
+    for positions in owned:
         while len(positions) < min_samples:
-            largest = max(owned, key=len)
-            positions.append(largest.pop(int(rng.integers(len(largest)))))
+            size, client = largest[0]
+            positions.append(owned[client].pop(int(rng.integers(-size))))
+            heapq.heapreplace(largest, (size + 1, client))
     return _at_most([np.array(positions, dtype=np.int64) for positions in owned], samples, rng)
 
 
@@ -113,7 +119,10 @@ def natural(
     Returns:
         Sorted positions for each client.
     """
-    return _at_most([np.flatnonzero(clients == client) for client in range(num_clients)], samples, rng)
+    owned = [np.arange(0)] * num_clients
+    for positions in positions_by_group(clients):
+        owned[clients[positions[0]]] = positions
+    return _at_most(owned, samples, rng)
 
 
 def _at_most(owned: list[IntArray], samples: int | None, rng: np.random.Generator) -> list[IntArray]:
