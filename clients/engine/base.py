@@ -16,6 +16,7 @@ from clients.engine.local_training import LocalTraining
 from clients.engine.protected_upload import ProtectedUpload, protected_upload
 from clients.engine.reported_metrics import ReportedMetrics, accuracy_metrics
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.device import send
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.flower.numpy_client import NumPyClient
 from hyperfl_flwr.metrics.classification import ClassificationSums, evaluate
@@ -222,7 +223,7 @@ class BaseClient(ClientModel, ReportedMetrics, LocalTraining, ProtectedUpload, N
         received = {key: _shape_of(value) for key, value in tensors.items() if group_of(key) == group}
         if problem := layout_problem(expected, received):
             raise ValueError(problem)
-        values = {key.partition("/")[2]: tensors[key].to(self.context.device) for key in received}
+        values = {key.partition("/")[2]: send(tensors[key], self.context.device) for key in received}
         module.load_state_dict(values, assign=True)
 
     def _store(self, version: int, kept: set[int]) -> None:
@@ -259,7 +260,7 @@ class BaseClient(ClientModel, ReportedMetrics, LocalTraining, ProtectedUpload, N
         images, labels = self.context.global_test
         predict, device = predictor(), self.context.device
         parts = zip(torch.split(images, CHUNK), torch.split(labels, CHUNK), strict=True)
-        sums = (evaluate(predict, some.to(device), truth.to(device)) for some, truth in parts)
+        sums = (evaluate(predict, send(some, device), send(truth, device)) for some, truth in parts)
         total = sum(sums, ClassificationSums())
         return {f"{kind}-global-accuracy": total.accuracy}
 
