@@ -71,6 +71,15 @@ def federation_config(num_nodes: int, num_actors: int, num_gpus: int = 0, gpu_fr
     return " ".join(settings)
 
 
+def gpu_share(processes: int) -> float:
+    """Return the share of a GPU for each of some processes on it, of which Flower starts exactly so many.
+
+    Flower starts int(1 / share) processes with the share in float32, so that of 1/3 it starts two; Ray counts shares in
+    units of 1e-4.
+    """
+    return (9999 // processes) / 1e4
+
+
 def flower_environment(home: Path, temporary: Path, base: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment of a private SuperLink and of the commands that connect to it.
 

@@ -10,7 +10,7 @@ from hyperfl_flwr.core.toml_files import settings_text
 from hyperfl_flwr.launch import subprocess_call
 from hyperfl_flwr.launch.app_bundle import build_app
 from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots
-from hyperfl_flwr.launch.flower_env import federation_config
+from hyperfl_flwr.launch.flower_env import federation_config, gpu_share
 from hyperfl_flwr.launch.follow import Platform, ReadyRun, RunCallbacks, follow, with_resume_hint
 from hyperfl_flwr.launch.in_process_run import InProcessRun
 from hyperfl_flwr.launch.local_superlink import LocalSuperLink
@@ -79,4 +79,4 @@ def _federation(planned: SimulationPlan, actors: int) -> str:
     if planned.device != "cuda":
         return federation_config(planned.num_nodes, actors)
     sharing = math.ceil(actors / planned.num_gpus)  # Ray places each process on one GPU
-    return federation_config(planned.num_nodes, actors, planned.num_gpus, 1 / sharing)
+    return federation_config(planned.num_nodes, actors, planned.num_gpus, gpu_share(sharing))

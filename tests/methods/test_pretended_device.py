@@ -14,10 +14,12 @@ from federations import SMALL, Federate, metrics, of_every_method
 from pretended_device import DEVICE, MixedDevicesError, PretendedDevice
 
 import hyperfl_flwr.app.node
+import hyperfl_flwr.launch.planning
 from hyperfl_flwr.core.device import send
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.augmentation import Augmentation
 from hyperfl_flwr.data.federated_data import ClientData
+from hyperfl_flwr.launch.planning import plan
 from hyperfl_flwr.metrics.classification import evaluate
 from hyperfl_flwr.models.layers.dropout import Dropout, seed_dropout
 from hyperfl_flwr.training.local_sgd import batches
@@ -120,6 +122,15 @@ def test_novel_clients_mix_no_devices(method: str, changes: dict[str, Scalar], t
         **{"data.partition": "iid"},
     )  # fmt: skip
     assert losses(rows)
+
+
+def test_a_run_is_planned_without_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that are built to count what they share stay on the CPU, since the nodes need the device's memory."""
+    monkeypatch.setattr(hyperfl_flwr.launch.planning, "resolve_device", lambda _: DEVICE)
+    with PretendedDevice() as device:
+        planned = plan({"output": str(tmp_path / "run"), "data.train-samples": 10, "data.test-samples": 10})
+    assert planned.device == DEVICE.type
+    assert device.transfers == []
 
 
 def samples(size: int, augmentation: Augmentation | None) -> ClientData:

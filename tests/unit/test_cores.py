@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import ray
+from flwr.simulation.ray_transport.ray_actor import pool_size_from_resources
 
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.launch.core_locks import CoreSlots, slots_folder, usable_cores
-from hyperfl_flwr.launch.flower_env import federation_config
+from hyperfl_flwr.launch.flower_env import federation_config, gpu_share
 
 HOLDER = """
 import subprocess, sys
@@ -106,3 +109,14 @@ def test_federation_config_mentions_gpus_only_when_there_are_some() -> None:
     assert federation_config(4, 2, 1, 0.25).endswith(" init-args-num-gpus=1 client-resources-num-gpus=0.25")
     with pytest.raises(ValueError, match="num_nodes=0"):
         federation_config(0, 1)
+
+
+@pytest.mark.parametrize("processes", range(1, 17))
+def test_flower_starts_as_many_processes_as_share_the_gpus(processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's own function counts the processes; it gets the share as float32, from a message."""
+    share = float(np.float32(gpu_share(processes)))
+    assert round(share * 1e4) * processes <= 1e4
+    for num_gpus in range(1, 9):
+        node = {"Resources": {"CPU": 1000, "GPU": num_gpus}}
+        monkeypatch.setattr(ray, "nodes", lambda found=node: [found])
+        assert pool_size_from_resources({"num_cpus": 1, "num_gpus": share}) == processes * num_gpus
