@@ -79,8 +79,11 @@ class APFLClient(PersonalClient):
 
     def _mixed(self) -> dict[str, Tensor]:
         """Return alpha v + (1 - alpha) w by name; gradients reach v alone."""
-        shared, alpha = dict(self.model.named_parameters()), float(self.share.theta)
-        return {name: torch.lerp(shared[name].detach(), v, alpha) for name, v in self.personal.named_parameters()}
+        shared, alpha = dict(self.model.named_parameters()), self.share.theta
+        return {
+            name: torch.lerp(shared[name].detach(), v, alpha.to(v.dtype))
+            for name, v in self.personal.named_parameters()
+        }
 
     def _mixture(self, images: Tensor) -> Tensor:
         logits: Tensor = functional_call(self.personal, self._mixed(), (images,))
@@ -93,5 +96,5 @@ class APFLClient(PersonalClient):
             loss = functional.cross_entropy(functional_call(self.personal, mixed, (images,)), labels)
         gradients = torch.autograd.grad(loss, list(mixed.values()))
         pairs = zip(self.personal.parameters(), self.model.parameters(), gradients, strict=True)
-        slope = sum(float(((v - w).detach() * gradient).sum()) for v, w, gradient in pairs)
+        slope = sum(((v - w).detach() * gradient).sum().double() for v, w, gradient in pairs)
         self.share.theta.sub_(self.steps.learning_rate * slope).clamp_(0, 1)

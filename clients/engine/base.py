@@ -19,6 +19,7 @@ from clients.engine.parameter_groups import ParameterGroups
 from clients.engine.protected_upload import ProtectedUpload, protected_upload
 from clients.engine.reported_metrics import ReportedMetrics, accuracy_metrics
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.device import send
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.flower.numpy_client import NumPyClient
 from hyperfl_flwr.metrics.classification import ClassificationSums, evaluate
@@ -257,6 +258,6 @@ class BaseClient(ParameterGroups, ClientModel, ReportedMetrics, LocalTraining, P
         images, labels = self.context.global_test
         predict, device = predictor(), self.context.device
         parts = zip(torch.split(images, CHUNK), torch.split(labels, CHUNK), strict=True)
-        sums = (evaluate(predict, some.to(device), truth.to(device)) for some, truth in parts)
+        sums = (evaluate(predict, send(some, device), send(truth, device)) for some, truth in parts)
         total = sum(sums, ClassificationSums())
         return {f"{kind}-global-accuracy": total.accuracy}

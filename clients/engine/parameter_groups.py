@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from clients.engine.context import ClientContext
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.device import send
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.node.private_state import INITIAL
@@ -105,7 +106,7 @@ class ParameterGroups:
         received = {key: _shape_of(value) for key, value in tensors.items() if group_of(key) == group}
         if problem := layout_problem(expected, received):
             raise ValueError(problem)
-        values = {key.partition("/")[2]: tensors[key].to(self.context.device) for key in received}
+        values = {key.partition("/")[2]: send(tensors[key], self.context.device) for key in received}
         module.load_state_dict(values, assign=True)
 
     def _store(self, version: int, kept: set[int]) -> None:

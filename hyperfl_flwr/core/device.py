@@ -1,6 +1,7 @@
-"""Select the torch device of a node."""
+"""Select the torch device of a node, and send tensors to it."""
 
 import torch
+from torch import Tensor
 
 from hyperfl_flwr.core.errors import DeviceError
 
@@ -37,3 +38,18 @@ def resolve_device(name: str) -> torch.device:
     if device.type != "cpu":
         raise DeviceError(f"device must be auto, cpu or cuda, got {name!r}: only those two are tested; use device=cpu")
     return device
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to a device without waiting for the copy.
+
+    Args:
+        tensor: Any tensor; a CPU tensor must not be changed afterwards.
+        device: The device.
+
+    Returns:
+        The copy; the tensor itself if it is on the device.
+    """
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()  # CUDA copies other memory in pieces, during which the CPU waits
+    return tensor.to(device, non_blocking=True)

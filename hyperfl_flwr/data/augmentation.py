@@ -1,5 +1,6 @@
 """Augment a whole batch at once with random crops and flips."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,32 +25,48 @@ class Augmentation:
     pad_value: tuple[float, ...]
     flip: bool = True
 
-    def __call__(self, images: Tensor, rng: np.random.Generator) -> Tensor:
+    def draw(self, sizes: Sequence[int], rng: np.random.Generator) -> Tensor:
+        """Draw the changes of the images of some batches, on the CPU, so that they are the same on every device.
+
+        Args:
+            sizes: Numbers of images, in the order of the batches.
+            rng: Source of the offsets and flips.
+
+        Returns:
+            Rows (top, left, flipped) of all images, int64 [n, 3]: the offsets of the crop in the padded image, and 1
+            for a flipped image.
+        """
+        drawn = []
+        for size in sizes:
+            offsets = rng.integers(0, 2 * self.padding + 1, size=(2, size))
+            drawn.append(np.stack((*offsets, (rng.random(size) < 0.5) & self.flip), axis=1))
+        return torch.from_numpy(np.concatenate(drawn))
+
+    def __call__(self, images: Tensor, drawn: Tensor) -> Tensor:
         """Augment a batch.
 
         Args:
             images: [B, C, H, W], on any device.
-            rng: Source of the offsets and flips; they are drawn on the CPU, so that they are the same on every device.
+            drawn: Their rows [B, 3] of `draw`, on the same device.
 
         Returns:
             A new tensor of the same shape, type and device.
         """
         batch, channels, height, width = images.shape
         # One gather with computed pixel positions replaces a crop and a flip per image.
-        offsets = rng.integers(0, 2 * self.padding + 1, size=(2, batch, 1))
-        flipped = (rng.random((batch, 1)) < 0.5) & self.flip
-        rows = offsets[0] + np.arange(height)
-        columns = offsets[1] + np.where(flipped, np.arange(width)[::-1], np.arange(width))
+        top, left, flipped = drawn[:, :, None].unbind(dim=1)
+        rows = top + torch.arange(height, device=images.device)
+        column = torch.arange(width, device=images.device)
+        columns = left + torch.where(flipped > 0, width - 1 - column, column)
         padded_width = width + 2 * self.padding
         pixels = (rows[:, :, None] * padded_width + columns[:, None, :]).reshape(batch, 1, height * width)
-        positions = torch.from_numpy(pixels).to(images.device).expand(batch, channels, height * width)
         padded = self._pad(images).reshape(batch, channels, -1)
-        return padded.gather(2, positions).reshape(images.shape)
+        return padded.gather(2, pixels.expand(batch, channels, height * width)).reshape(images.shape)
 
     def _pad(self, images: Tensor) -> Tensor:
         batch, channels, height, width = images.shape
-        inner = slice(self.padding, self.padding + height), slice(self.padding, self.padding + width)
-        black = torch.tensor(self.pad_value, dtype=images.dtype, device=images.device).reshape(1, channels, 1, 1)
-        padded = black.repeat(batch, 1, height + 2 * self.padding, width + 2 * self.padding)
-        padded[:, :, inner[0], inner[1]] = images
+        padded = images.new_empty(batch, channels, height + 2 * self.padding, width + 2 * self.padding)
+        for channel, black in enumerate(self.pad_value):
+            padded[:, channel].fill_(black)  # a tensor of these values would be sent to the device for every batch
+        padded[:, :, self.padding : self.padding + height, self.padding : self.padding + width] = images
         return padded

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from hyperfl_flwr.core.device import send
 from hyperfl_flwr.data.augmentation import Augmentation
 from hyperfl_flwr.data.dataset import Dataset, IntArray, Split
 from hyperfl_flwr.data.partition.allocation import class_counts, reuse_report
@@ -54,11 +55,13 @@ class ClientData:
         Returns:
             A new object; it shares tensors that are already on the device.
         """
+        where = torch.device(device)
+        train_images, test_images = (images.to(dtype=dtype) for images in (self.train_images, self.test_images))
         return ClientData(
-            train_images=self.train_images.to(device, dtype),
-            train_labels=self.train_labels.to(device),
-            test_images=self.test_images.to(device, dtype),
-            test_labels=self.test_labels.to(device),
+            train_images=send(train_images, where),
+            train_labels=send(self.train_labels, where),
+            test_images=send(test_images, where),
+            test_labels=send(self.test_labels, where),
             augmentation=self.augmentation,
             num_classes=self.num_classes,
         )

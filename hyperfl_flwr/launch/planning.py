@@ -75,9 +75,9 @@ def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None, eng
     else:
         # The choice is for a usual round, which trains a sample of the clients; the last round trains all of them.
         clients = max(1, round(config.fraction_train * config.num_clients))
-        state = PrivateState(Path(), "", 0)
+        state, cpu = PrivateState(Path(), "", 0), torch.device("cpu")  # a GPU's memory is for the nodes
         members = [
-            client_of(config.method)(client_setting(resolved(config).of_client(client), data, client, device, state))
+            client_of(config.method)(client_setting(resolved(config).of_client(client), data, client, cpu, state))
             for client in range(len(config.targets))
         ]
         largest = max(member.shared_bytes() for member in members)

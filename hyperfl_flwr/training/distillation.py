@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hyperfl_flwr.core.device import send
 from hyperfl_flwr.models.generator import NOISE_DIM, Generator
 from hyperfl_flwr.models.layers.batchnorm import preserve_running_statistics
 
@@ -74,7 +75,7 @@ class PseudoData:
     def loss(self, model: nn.Module, batch_size: int, rng: np.random.Generator) -> Tensor:
         """Return a model's mean cross-entropy on a random batch, in nats; its running statistics do not change."""
         chosen = torch.from_numpy(rng.choice(len(self.labels), min(batch_size, len(self.labels)), replace=False))
-        chosen = chosen.to(self.labels.device)
+        chosen = send(chosen, self.labels.device)
         with preserve_running_statistics(model):
             return functional.cross_entropy(model(self.images.detach()[chosen]), self.labels[chosen])
 

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hyperfl_flwr.core.device import send
 from hyperfl_flwr.core.optimisers import SGD
 from hyperfl_flwr.models.hypernetwork import Hypernetwork
 
@@ -44,6 +45,18 @@ class _Factors:
         """Reset the coefficients to those of H = H_0 and V = V_0."""
         self.weights[:], self.buffer[:] = 0.0, 0.0
         self.weights[0] = self.buffer[1] = 1.0
+
+    def by_age(self) -> Tensor:
+        """Return the coefficients of the rows of weights and buffer after all steps [2, rows], then restart.
+
+        A row's coefficients depend on the number of steps since its own, so that after k steps they are the last k.
+        """
+        number = len(self.weights) - 2
+        for row in range(number):
+            self.step(row)
+        found = torch.from_numpy(np.stack((self.weights[2:], self.buffer[2:])))
+        self.restart()
+        return found
 
     def step(self, row: int) -> None:
         """Update the coefficients by a step of torch.optim.SGD with the gradient z g^T of a row."""
@@ -95,6 +108,7 @@ class FactoredHeads:
         self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
         self._settings = (learning_rate, momentum, weight_decay)
         self._factors = _Factors(self.rows, *self._settings)
+        self._by_age = send(self._factors.by_age().to(weight.dtype), weight.device)
         self._bias_buffer = None if bias is None else torch.zeros_like(bias)
         # Rows of H_0 end where the gradients begin and grow upwards, so that all used rows are contiguous.
         self._begin = 0
@@ -268,7 +282,8 @@ class FactoredHeads:
 
     def _vector(self, factors: NDArray[np.float64]) -> Tensor:
         """Return the factors of the steps [count], with the weights' type and device."""
-        return torch.as_tensor(factors[2 : 2 + self._count]).to(self.weight.dtype).to(self.weight.device)
+        # From a table on the device: sending them would cost two copies in each step.
+        return self._by_age[int(factors is self._factors.buffer), self.rows - self._count :]
 
 
 def _contains(group: Mapping[str, Any], tensor: Tensor) -> bool:

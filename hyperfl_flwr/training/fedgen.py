@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hyperfl_flwr.core.device import send
 from hyperfl_flwr.core.optimisers import Adam
 from hyperfl_flwr.models.feature_generator import NOISE_DIM, FeatureGenerator
 from hyperfl_flwr.training.ensemble import Ensemble, distillation_loss
@@ -126,7 +127,7 @@ class GeneratedTerms:
         """Return the terms for a batch with its logits [B, K] and labels [B]."""
         total = torch.zeros((), device=logits.device)
         if self.generated:
-            drawn = torch.randint(logits.shape[1], (self.batch_size,), generator=self.rng).to(labels.device)
+            drawn = send(torch.randint(logits.shape[1], (self.batch_size,), generator=self.rng), labels.device)
             generated = functional.cross_entropy(self.classifier(self._features(drawn)), drawn)
             total = total + self.generated * generated
         if self.latent:
@@ -136,7 +137,7 @@ class GeneratedTerms:
 
     @torch.no_grad()
     def _features(self, labels: Tensor) -> Tensor:
-        noise = torch.randn(len(labels), NOISE_DIM, generator=self.rng).to(labels.device)
+        noise = send(torch.randn(len(labels), NOISE_DIM, generator=self.rng), labels.device)
         features: Tensor = self.generator(noise, labels)
         return features
 

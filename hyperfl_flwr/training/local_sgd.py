@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hyperfl_flwr.core.device import send
 from hyperfl_flwr.core.optimisers import SGD
 
 Predict = Callable[[Tensor], Tensor]
@@ -27,6 +28,16 @@ Pass = Callable[["TrainingData", int, np.random.Generator], Iterator[tuple[Tenso
 """Yields the batches of one pass, as `batches` does."""
 
 
+class RandomChange(Protocol):
+    """A random change of training samples, for example `hyperfl_flwr.data.augmentation.Augmentation`."""
+
+    def draw(self, sizes: Sequence[int], rng: np.random.Generator) -> Tensor:
+        """Return random numbers for the samples of some batches of these sizes, [n, ...], on the CPU."""
+
+    def __call__(self, images: Tensor, drawn: Tensor) -> Tensor:
+        """Return changed copies of images [B, C, H, W], given their random numbers [B, ...] on the same device."""
+
+
 class TrainingData(Protocol):
     """The training samples of one client."""
 
@@ -39,8 +50,8 @@ class TrainingData(Protocol):
         """Labels [n], int64."""
 
     @property
-    def augmentation(self) -> Callable[[Tensor, np.random.Generator], Tensor] | None:
-        """Returns randomly changed copies of images [B, C, H, W]; None if training uses them unchanged."""
+    def augmentation(self) -> RandomChange | None:
+        """The random change of training images; None if training uses them unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,10 +114,14 @@ class Epochs:
 
 def batches(data: TrainingData, batch_size: int, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield one pass over the data in random order as (images, labels); the last batch may be shorter."""
-    order = torch.from_numpy(rng.permutation(len(data.train_labels))).to(data.train_labels.device)
-    for index in torch.split(order, batch_size):
-        images = data.train_images[index]
-        yield images if data.augmentation is None else data.augmentation(images, rng), data.train_labels[index]
+    images, labels, change = data.train_images, data.train_labels, data.augmentation
+    indices = torch.split(send(torch.from_numpy(rng.permutation(len(labels))), labels.device), batch_size)
+    if change is None:
+        yield from ((images[index], labels[index]) for index in indices)
+        return
+    drawn = send(change.draw([len(index) for index in indices], rng), labels.device)
+    for index, some in zip(indices, torch.split(drawn, batch_size), strict=True):
+        yield change(images[index], some), labels[index]
 
 
 def train_epochs(

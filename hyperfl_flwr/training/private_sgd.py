@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hyperfl_flwr.core.device import send
 from hyperfl_flwr.core.gaussian_noise import gaussian_tensor
 from hyperfl_flwr.core.setting_types import CLIP_NORMS
 from hyperfl_flwr.models.layers.dropout import seed_dropout
@@ -106,10 +107,11 @@ def poisson_batches(data: TrainingData, batch_size: int, rng: np.random.Generato
     everyone = batch_size >= size
     for _ in range(math.ceil(size / batch_size)):
         drawn = np.frombuffer(os.urandom(8 * size), np.uint64) < bound
-        index = torch.from_numpy(np.flatnonzero(drawn | everyone)).to(data.train_labels.device)
-        images = data.train_images[index]
-        changed = images if data.augmentation is None or not len(index) else data.augmentation(images, rng)
-        yield changed, data.train_labels[index]
+        index = send(torch.from_numpy(np.flatnonzero(drawn | everyone)), data.train_labels.device)
+        images, change = data.train_images[index], data.augmentation
+        if change is not None and len(index):
+            images = change(images, send(change.draw([len(index)], rng), images.device))
+        yield images, data.train_labels[index]
 
 
 def train_private_epochs(
@@ -178,7 +180,8 @@ def _noised(sums: Sequence[Tensor], noise: StepNoise) -> list[Tensor]:
     if noise.noise_multiplier:
         sizes = [each.numel() for each in sums]
         values = gaussian_tensor(sum(sizes), noise.noise_multiplier * noise.clip_norm)
-        for each, part in zip(sums, torch.split(values.to(sums[0]), sizes), strict=True):
+        values = send(values.to(sums[0].dtype), sums[0].device)
+        for each, part in zip(sums, torch.split(values, sizes), strict=True):
             each += part.view_as(each)
     return list(sums)
 

@@ -1,4 +1,4 @@
-"""`hyperfl personalize` and `hyperfl join` with `--deployment`: SuperNodes of new clients receive a model, others none."""
+"""`hyperfl personalize` and `hyperfl join` with `--deployment`: SuperNodes of new clients get models, others none."""
 
 import csv
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Single clients with a few random samples, and what one of their rounds returns."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -105,10 +105,14 @@ def record_batches(member: BaseClient) -> list[tuple[torch.Tensor, torch.Tensor]
     """Return a list to which the client's training adds the images and labels of each batch."""
     data, seen = member.context.data, []
 
-    def remember(images: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-        same = (images[:, None] == data.train_images[None]).flatten(2).all(dim=2)
-        seen.append((images, data.train_labels[same.int().argmax(dim=1)]))
-        return images
+    class Remember:
+        def draw(self, sizes: Sequence[int], rng: np.random.Generator) -> torch.Tensor:
+            return torch.zeros(sum(sizes))
 
-    member.context = replace(member.context, data=replace(data, augmentation=remember))
+        def __call__(self, images: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+            same = (images[:, None] == data.train_images[None]).flatten(2).all(dim=2)
+            seen.append((images, data.train_labels[same.int().argmax(dim=1)]))
+            return images
+
+    member.context = replace(member.context, data=replace(data, augmentation=Remember()))
     return seen

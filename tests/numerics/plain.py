@@ -27,10 +27,13 @@ class Samples:
     seen: list[Tensor] = field(default_factory=list)
 
     @property
-    def augmentation(self) -> Callable[[Tensor, np.random.Generator], Tensor]:
-        return self._remember
+    def augmentation(self) -> "Samples":
+        return self
 
-    def _remember(self, images: Tensor, rng: np.random.Generator) -> Tensor:
+    def draw(self, sizes: Sequence[int], rng: np.random.Generator) -> Tensor:
+        return torch.zeros(sum(sizes))
+
+    def __call__(self, images: Tensor, drawn: Tensor) -> Tensor:
         same = (images[:, None] == self.train_images[None]).flatten(2).all(dim=2)
         assert (same.sum(dim=1) == 1).all(), "the images of a batch are not those of the data"
         self.seen.append(same.int().argmax(dim=1))

@@ -7,11 +7,22 @@ from torchvision.transforms import functional as transforms
 from hyperfl_flwr.data.augmentation import Augmentation
 
 
+def augmented(augmentation, images, seed):
+    return augmentation(images, augmentation.draw([len(images)], np.random.default_rng(seed)))
+
+
+def test_the_batches_of_a_pass_are_drawn_one_after_the_other():
+    """Drawing a pass at once gives each batch the numbers that it gets when the batches are drawn one by one."""
+    augmentation, rng = Augmentation(pad_value=(0.0,)), np.random.default_rng(3)
+    one_by_one = torch.cat([augmentation.draw([size], rng) for size in (5, 5, 2)])
+    assert torch.equal(augmentation.draw([5, 5, 2], np.random.default_rng(3)), one_by_one)
+
+
 def test_augmentation_is_pad_crop_and_flip_of_torchvision():
     """Every image equals torchvision's pad, crop and flip with the offsets and flips that the generator draws."""
     images = torch.randn(16, 3, 9, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     black = (-2.0, -1.5, -1.0)
-    result = Augmentation(padding=2, pad_value=black)(images, np.random.default_rng(5))
+    result = augmented(Augmentation(padding=2, pad_value=black), images, 5)
     draws = np.random.default_rng(5)
     tops, lefts = draws.integers(0, 5, size=(2, 16, 1))[..., 0]
     flips = draws.random((16, 1))[:, 0] < 0.5
@@ -28,7 +39,7 @@ def test_augmentation_shifts_and_flips_uniformly():
     """Of 4,000 images with one bright pixel, each of the 9 x 9 places gets 1/81, i.e. 49 +- 35 (5 sigma of 7)."""
     images = torch.zeros(4000, 1, 33, 33)
     images[:, :, 16, 16] = 1  # the centre, where a flip changes nothing
-    moved = Augmentation(pad_value=(0.0,))(images, np.random.default_rng(0))
+    moved = augmented(Augmentation(pad_value=(0.0,)), images, 0)
     places = moved.sum(dim=(0, 1))
     assert places.sum() == 4000
     window = places[12:21, 12:21]
@@ -39,6 +50,6 @@ def test_augmentation_shifts_and_flips_uniformly():
 def test_augmentation_can_leave_out_the_flip_and_the_shift():
     """Without padding and flips, the images are unchanged, in a new tensor."""
     images = torch.randn(5, 1, 4, 4)
-    result = Augmentation(padding=0, pad_value=(0.0,), flip=False)(images, np.random.default_rng(0))
+    result = augmented(Augmentation(padding=0, pad_value=(0.0,), flip=False), images, 0)
     torch.testing.assert_close(result, images, rtol=0, atol=0)
     assert result.data_ptr() != images.data_ptr()

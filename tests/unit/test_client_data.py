@@ -270,5 +270,6 @@ def test_real_cifar10_in_the_papers_setting(monkeypatch, tmp_path):
     assert not data.reuse["train"]["reused"]
     client = data.client(19)
     assert client.train_images.shape == (600, 3, 32, 32)
-    augmented = client.augmentation(client.train_images[:50], np.random.default_rng(0))
+    drawn = client.augmentation.draw([50], np.random.default_rng(0))
+    augmented = client.augmentation(client.train_images[:50], drawn)
     assert augmented.shape == (50, 3, 32, 32)

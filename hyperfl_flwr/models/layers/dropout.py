@@ -9,6 +9,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from hyperfl_flwr.core.device import send
+
 
 class Dropout(nn.Module):
     """In training, sets each unit to 0 with probability p and multiplies the others by 1 / (1 - p).
@@ -46,7 +48,7 @@ class Dropout(nn.Module):
             raise RuntimeError("Dropout has no generator; call seed_dropout before training, or switch to eval()")
         shape = (*inputs.shape[:2], *[1] * (inputs.ndim - 2)) if self.maps else inputs.shape
         kept = torch.rand(shape, generator=self.generator) >= self.probability
-        return inputs * kept.to(inputs.device) / (1 - self.probability)
+        return inputs * send(kept, inputs.device) / (1 - self.probability)
 
     def extra_repr(self) -> str:
         """Return p, as torch's layers do."""
