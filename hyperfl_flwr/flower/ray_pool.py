@@ -1,15 +1,24 @@
-"""Replace dead Ray actors in Flower's simulation.
+"""Replace dead Ray actors in Flower's simulation, and go on with fewer when a host of a cluster dies.
 
 Flower's simulation puts an actor back into its pool even if the actor's process died. The same nodes are then missing
-in every later round, yet the run ends as completed. With this patch the pool starts a new actor instead.
+in every later round, yet the run ends as completed. With this patch the pool starts a new actor instead. If the actor's
+host has died with it, no host has room for a new one, which would wait for ever: the pool goes on with one actor less.
 
 Wraps `flwr.simulation.ray_transport.ray_actor.BasicActorPool`; Flower offers no choice of the pool.
 """
 
+import os
 import sys
+import time
 from typing import Any
 
 from hyperfl_flwr.flower.log import log
+
+START_SECONDS = 60.0
+"""Longest wait for a new actor's process on a cluster."""
+
+POLL_SECONDS = 0.1
+"""Pause between two looks for an idle actor."""
 
 
 def replace_dead_actors() -> None:
@@ -20,13 +29,64 @@ def replace_dead_actors() -> None:
     except ImportError:
         return
     deadly = (RayActorError, WorkerCrashedError, OutOfMemoryError)
+    submit_to_idle = BasicActorPool.submit
 
     def add_actor_back_to_pool(self: BasicActorPool, future: Any) -> None:  # noqa: ANN401 - a Ray reference
         actor = self._future_to_actor.pop(future)
         # If the actor died, the pool calls this method while it handles the exception that its death raised.
-        if isinstance(sys.exc_info()[1], deadly):
+        if not isinstance(sys.exc_info()[1], deadly):
+            self.pool.append(actor)
+        elif (new := self.create_actor_fn() if not on_cluster() else _started(self)) is not None:  # type: ignore[no-untyped-call]
             log(30, "A simulation process died; a new process replaces it.")
-            actor = self.create_actor_fn()  # type: ignore[no-untyped-call]
-        self.pool.append(actor)
+            self.pool.append(new)
+        else:
+            self.num_actors -= 1
+            log(30, f"A host of the Ray cluster died; {self.num_actors} simulation process(es) remain.")
+
+    def submit(self: BasicActorPool, actor_fn: Any, job: Any) -> Any:  # noqa: ANN401 - as in Flower
+        # Flower calls this from as many threads as there were actors at the start.
+        while self.num_actors:
+            try:
+                return submit_to_idle(self, actor_fn, job)
+            except IndexError:  # no actor is idle
+                time.sleep(POLL_SECONDS)
+        raise RuntimeError("no host of the Ray cluster is left that can run a simulation process")
 
     BasicActorPool.add_actor_back_to_pool = add_actor_back_to_pool  # type: ignore[method-assign]
+    BasicActorPool.submit = submit  # type: ignore[method-assign]
+
+
+def on_cluster() -> bool:
+    """Return whether this process's simulation runs on a Ray cluster that was there before."""
+    return bool(os.environ.get("RAY_ADDRESS"))
+
+
+def cluster_hosts() -> list[dict[str, Any]]:
+    """Return name, address, CPUs and GPUs of each living host of the Ray cluster; empty without a cluster."""
+    ray = sys.modules.get("ray")
+    if ray is None or not on_cluster() or not ray.is_initialized():
+        return []
+    return [
+        {
+            "name": row["NodeManagerHostname"],
+            "address": row["NodeManagerAddress"],
+            "cpus": int(row["Resources"].get("CPU", 0)),
+            "gpus": int(row["Resources"].get("GPU", 0)),
+        }
+        for row in sorted(ray.nodes(), key=lambda row: str(row["NodeManagerAddress"]))
+        if row["Alive"]
+    ]
+
+
+def _started(pool: Any) -> Any:  # noqa: ANN401 - a BasicActorPool, and an actor
+    """Return a new actor with a running process; None if no host of the cluster starts one."""
+    import ray
+    from ray.exceptions import GetTimeoutError, RayError
+
+    new = pool.create_actor_fn()
+    try:
+        ray.get(new.__ray_ready__.remote(), timeout=START_SECONDS)
+    except (RayError, GetTimeoutError):
+        ray.kill(new)
+        return None
+    return new
