@@ -68,8 +68,8 @@ def refuse_busy(cluster: Cluster) -> None:
     if cluster.free_cpus < cluster.cpus:
         raise DeviceError(
             f"other jobs have reserved {cluster.cpus - cluster.free_cpus} of the {cluster.cpus} CPUs of the Ray "
-            f"cluster at {cluster.address}, and Flower's engine counts on all of them; wait for their end (`ray status` "
-            f"shows them), or start a cluster for this run"
+            f"cluster at {cluster.address}, and Flower's engine counts on all of them; wait for their end (`ray "
+            f"status` shows them), or start a cluster for this run"
         )
 
 
