@@ -5,6 +5,7 @@ Each host makes its report in a process of its own before a run starts. Hosts wi
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.data.dataset import Dataset, Split
 from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.data.registry import DATASETS
 from hyperfl_flwr.models.custom.provenance import source_hash
 from hyperfl_flwr.models.custom.source import digest_of
 
@@ -24,22 +26,32 @@ def report(settings: Mapping[str, Scalar]) -> dict[str, str]:
     """Return a host's report on a run.
 
     Args:
-        settings: All settings of the run by dotted key; without any, data and device are left out.
+        settings: All settings of the run by dotted key. With `data-root` alone, the names of the data sets there are
+            reported instead of the network, the device and the data.
 
     Returns:
         The version of each package as `versions/NAME`, the SHA-256 of this project's code (`code`), of a network of the
-        user's own (`network`) and of the data set (`data`), and the type of the device (`device`).
+        user's own (`network`) and of the data set (`data`), the type of the device (`device`), and the data sets that
+        are present (`data-sets`), separated by commas.
 
     Raises:
         HyperFLError: If this host does not have the data or the device.
     """
     found = {f"versions/{name}": version for name, version in versions().items()} | {"code": code_digest()}
-    if settings:
+    if settings.keys() == {"data-root"}:
+        found["data-sets"] = ",".join(present_data_sets(Path(str(settings["data-root"]))))
+    else:
         config = RunConfig.from_flat(settings)
         found["network"] = source_hash(config.target)
         found["device"] = resolve_device(config.device).type
         found["data"] = data_digest(load_federated_data(config.data_settings()).dataset)
     return found
+
+
+def present_data_sets(root: Path) -> list[str]:
+    """Return the names of the data sets of which all files are below a folder; none is read."""
+    known = {name: spec for name, spec in DATASETS.items() if spec.load is not None}
+    return [name for name, spec in known.items() if all(path.exists() for path in spec.files(root))]
 
 
 def code_digest() -> str:

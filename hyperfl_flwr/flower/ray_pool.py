@@ -7,8 +7,10 @@ host has died with it, no host has room for a new one, which would wait for ever
 Wraps `flwr.simulation.ray_transport.ray_actor.BasicActorPool`; Flower offers no choice of the pool.
 """
 
+import contextlib
 import os
 import sys
+import threading
 import time
 from typing import Any
 
@@ -29,7 +31,7 @@ def replace_dead_actors() -> None:
     except ImportError:
         return
     deadly = (RayActorError, WorkerCrashedError, OutOfMemoryError)
-    submit_to_idle = BasicActorPool.submit
+    submit_to_idle, shrinking = BasicActorPool.submit, threading.Lock()
 
     def add_actor_back_to_pool(self: BasicActorPool, future: Any) -> None:  # noqa: ANN401 - a Ray reference
         actor = self._future_to_actor.pop(future)
@@ -40,8 +42,10 @@ def replace_dead_actors() -> None:
             log(30, "A simulation process died; a new process replaces it.")
             self.pool.append(new)
         else:
-            self.num_actors -= 1
-            log(30, f"A host of the Ray cluster died; {self.num_actors} simulation process(es) remain.")
+            with shrinking:
+                self.num_actors -= 1
+                _drop_dead(self)
+                log(30, f"A host of the Ray cluster died; {self.num_actors} simulation process(es) remain.")
 
     def submit(self: BasicActorPool, actor_fn: Any, job: Any) -> Any:  # noqa: ANN401 - as in Flower
         # Flower calls this from as many threads as there were actors at the start.
@@ -78,15 +82,37 @@ def cluster_hosts() -> list[dict[str, Any]]:
     ]
 
 
-def _started(pool: Any) -> Any:  # noqa: ANN401 - a BasicActorPool, and an actor
-    """Return a new actor with a running process; None if no host of the cluster starts one."""
+def _drop_dead(pool: Any) -> None:  # noqa: ANN401 - a BasicActorPool
+    """Take the dead host's idle actors out of a pool, so that no message is sent to one of them a second time."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError
 
-    new = pool.create_actor_fn()
-    try:
-        ray.get(new.__ray_ready__.remote(), timeout=START_SECONDS)
-    except (RayError, GetTimeoutError):
-        ray.kill(new)
-        return None
-    return new
+    for idle in list(pool.pool):
+        try:
+            ray.get(idle.__ray_ready__.remote(), timeout=START_SECONDS)
+        except GetTimeoutError:
+            continue
+        except RayError:
+            with contextlib.suppress(ValueError):  # another thread has just sent it a message, which finds it dead
+                pool.pool.remove(idle)
+                pool.num_actors -= 1
+
+
+def _started(pool: Any) -> Any:  # noqa: ANN401 - a BasicActorPool, and an actor
+    """Return a new actor with a running process; None if the cluster's living hosts have no room for it."""
+    import ray
+    from flwr.simulation.ray_transport.ray_actor import pool_size_from_resources
+
+    new, end = pool.create_actor_fn(), time.monotonic() + START_SECONDS
+    is_ready = new.__ray_ready__.remote()
+    while time.monotonic() < end:
+        if ray.wait([is_ready], timeout=1.0)[0]:  # or has failed: then its first message fails, and it is replaced
+            return new
+        try:  # Ray needs some seconds to notice that a host has died
+            has_room = pool_size_from_resources(pool.client_resources) >= pool.num_actors
+        except ValueError:  # no room for any process
+            has_room = False
+        if not has_room:
+            break
+    ray.kill(new)
+    return None

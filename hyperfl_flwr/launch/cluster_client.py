@@ -70,7 +70,7 @@ def host_reports(
         address: HOST:PORT of the cluster's head.
         folder: Folder that all hosts must share; a file for this check is left in it.
         app: Folder with the app's packages, below `folder`.
-        settings: All settings of the run by dotted key; none for a report without data and device.
+        settings: As for `hyperfl_flwr.app.host_report.report`.
         gpu_hosts: Ray's ids of the hosts that must report on a GPU.
 
     Returns:
@@ -117,7 +117,9 @@ def host_reports(
 
     asked = {host.id: ask(host.id, settings) for host in hosts_of(ray.nodes())}
     # This machine need not have a GPU.
-    asked[""] = ask(ray.get_runtime_context().get_node_id(), {**settings, "device": "cpu"} if settings else {})
+    asked[""] = ask(
+        ray.get_runtime_context().get_node_id(), {**settings, **({"device": "cpu"} if "device" in settings else {})}
+    )
     end = time.monotonic() + REPORT_SECONDS
     return {host: _answer(ray, reference, end - time.monotonic()) for host, reference in asked.items()}
 
