@@ -33,6 +33,7 @@ def run(
     settings: Mapping[str, Scalar] | None = None,
     engine: Engine = RAY,
     num_nodes: int | None = None,
+    ray_address: str | None = None,
     deployment: Platform | None = None,
     tensorboard: bool = False,
     progress: Progress = True,
@@ -54,7 +55,8 @@ def run(
         settings: Any other settings by their keys, as in `{"data.partition": "dirichlet"}`. The arguments above
             override settings of the same key.
         engine: Engine of a simulation: Flower's engine on Ray, or all nodes one after the other in one process.
-        num_nodes: Number of simulated nodes P; by default what suits the machine.
+        num_nodes: Number of simulated nodes P; by default what suits the machine or cluster.
+        ray_address: HOST:PORT of a running Ray cluster, on all hosts of which a simulation trains.
         deployment: The deployment to run on instead of a simulation, see `hyperfl_flwr.deployment`.
         tensorboard: Whether to also write TensorBoard's event files.
         progress: True shows the run on standard error, False only its warnings; the functions of a `RunCallbacks` are
@@ -77,9 +79,9 @@ def run(
         from hyperfl_flwr.launch.tensorboard import require_tensorboard
 
         require_tensorboard()  # before any file is written
-    if deployment is not None and (num_nodes is not None or engine != RAY):
-        raise ConfigError("num_nodes and engine are for simulations; a deployment has its own nodes")
-    ready = (deployment or simulation(num_nodes, engine))(changes)
+    if deployment is not None and (num_nodes is not None or engine != RAY or ray_address is not None):
+        raise ConfigError("num_nodes, engine and ray_address are for simulations; a deployment has its own nodes")
+    ready = (deployment or simulation(num_nodes, engine, ray_address))(changes)
     with (
         _display(progress)(ready.plan.method) as shown,
         _with_event_files(shown, ready.plan.directory, enabled=tensorboard) as observer,
@@ -95,6 +97,7 @@ def resume(
     settings: Mapping[str, Scalar] | None = None,
     engine: Engine = RAY,
     num_nodes: int | None = None,
+    ray_address: str | None = None,
     deployment: Platform | None = None,
     tensorboard: bool = False,
     progress: Progress = True,
@@ -108,6 +111,7 @@ def resume(
         settings: Further settings that a resumed run may change.
         engine: As for `run`; may differ from the engine before.
         num_nodes: Number of simulated nodes as before, or None.
+        ray_address: As for `run`; may differ from the cluster before.
         deployment: As for `run`.
         tensorboard: As for `run`.
         progress: As for `run`.
@@ -124,6 +128,7 @@ def resume(
         settings=changed_settings(settings, resume=unfinished.folder if isinstance(unfinished, Run) else unfinished),
         engine=engine,
         num_nodes=num_nodes,
+        ray_address=ray_address,
         deployment=deployment,
         tensorboard=tensorboard,
         progress=progress,

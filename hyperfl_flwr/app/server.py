@@ -21,7 +21,7 @@ from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.flower.grid import is_http_grid
 from hyperfl_flwr.flower.log import FLOWER_LOGGER, log
 from hyperfl_flwr.flower.parent_monitor import end_with_parent
-from hyperfl_flwr.flower.ray_pool import replace_dead_actors
+from hyperfl_flwr.flower.ray_pool import cluster_hosts, replace_dead_actors
 from hyperfl_flwr.models.custom.provenance import keep_model, model_facts, refuse_other_model
 from hyperfl_flwr.runs import manifest
 from hyperfl_flwr.runs.plots import plot_run
@@ -105,7 +105,8 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
         check_nodes(config, federation.num_nodes, sum(bool(node.clients) for node in federation.nodes))
         directory = RunDirectory.create(path)
         chosen, model = _resolution(config, roster), model_facts(config.target)
-        directory.write_json("manifest.json", manifest.new(config.flat(), chosen, roster, model))
+        document = manifest.new(config.flat(), chosen, roster, model, hosts=cluster_hosts())
+        directory.write_json("manifest.json", document)
         keep_model(config.target, directory.path)
         last_round = 0
     else:
@@ -124,7 +125,7 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
         old, chosen = read_manifest(directory.path), _resolution(config, roster)
         repeated = begun_rounds(directory.path, old) - last_round
         # On disk before rounds are deleted, so that those that were trained are always counted.
-        document = manifest.resumed(old, config.flat(), chosen, roster, repeated_rounds=repeated)
+        document = manifest.resumed(old, config.flat(), chosen, roster, repeated_rounds=repeated, hosts=cluster_hosts())
         directory.write_json("manifest.json", document)
         directory.rewind(last_round)  # deletes later rounds, so only after all checks have passed
     return directory, last_round

@@ -62,6 +62,10 @@ EngineOption = Annotated[
     str, typer.Option(help="ray: Flower's simulation engine; in-process: one process, without ports and Ray.")
 ]
 
+RayAddressOption = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Train on all hosts of this running Ray cluster.")
+]
+
 
 @cli.command()
 def run(
@@ -79,6 +83,7 @@ def run(
         typer.Option(help="Number of simulated nodes P; default: fits the machine, or as in the resumed run.", min=1),
     ] = None,
     engine: EngineOption = "ray",
+    ray_address: RayAddressOption = None,
     num_rounds: Annotated[int | None, typer.Option(help="Number of federated rounds.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: your cache folder.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder of the run; default: a new folder below ./runs.")] = None,
@@ -113,18 +118,21 @@ def run(
     )  # fmt: skip
     platform: Platform | None = None
     if deployment is not None:
-        if num_nodes is not None or dry_run or engine != "ray":
-            raise ConfigError("--num-nodes, --engine and --dry-run are for simulations; a deployment has its own nodes")
+        if num_nodes is not None or dry_run or engine != "ray" or ray_address is not None:
+            raise ConfigError(
+                "--num-nodes, --engine, --ray-address and --dry-run are for simulations; a deployment has its own nodes"
+            )
         from hyperfl_flwr.deploy.run import deployment as deployed_at
 
         platform = deployed_at(deployment)
     if dry_run:
-        _print_estimate(changes, num_nodes, engine)
+        _print_estimate(changes, num_nodes, engine, ray_address)
         return
     done = train(
         settings=changes,
         engine=cast("Engine", engine),  # which is checked with the settings
         num_nodes=num_nodes,
+        ray_address=ray_address,
         deployment=platform,
         tensorboard=tensorboard,
         progress=partial(ShownProgress, verbose=verbose, quiet=quiet, rounds=deployment is not None),
@@ -210,16 +218,20 @@ def _in_percent(share: Spread) -> str:
     return f"{100 * share.mean:.1f} % ({100 * share.least:.1f} to {100 * share.largest:.1f})"
 
 
-def _print_estimate(changes: dict[str, Scalar], num_nodes: int | None, engine: str) -> None:
+def _print_estimate(changes: dict[str, Scalar], num_nodes: int | None, engine: str, ray_address: str | None) -> None:
     from hyperfl_flwr.launch.core_locks import usable_cores
     from hyperfl_flwr.launch.estimate import estimate
     from hyperfl_flwr.launch.planning import plan
+    from hyperfl_flwr.launch.simulation import found_cluster
 
-    planned = plan(changes, num_nodes, engine)
+    cluster = found_cluster(ray_address)
+    planned = plan(changes, num_nodes, engine, cluster)
     for warning in planned.warnings:
         err.print(f"warning: {warning}", markup=False)
-    cost = estimate(planned, len(usable_cores()))
+    cost = estimate(planned, len(usable_cores()) if cluster is None else cluster.cpus)
     table = Table("estimate", "")
+    if cluster is not None:
+        table.add_row("Ray cluster", f"{cluster}, {planned.num_nodes} nodes of {planned.threads} thread(s)")
     down, up = cost.bytes_down_per_client_round, cost.bytes_up_per_client_round
     table.add_row("a client's payload per round", f"{down / 1e6:.2f} MB down, {up / 1e6:.2f} MB up")
     table.add_row("on the wire per round", f"{cost.bytes_on_wire_per_round / 1e6:.2f} MB")

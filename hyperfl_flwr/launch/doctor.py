@@ -20,6 +20,7 @@ from hyperfl_flwr.data.cache import cache_directory
 from hyperfl_flwr.data.registry import DATASETS, default_data_root
 from hyperfl_flwr.launch import machine_checks as machine
 from hyperfl_flwr.launch import other_accounts
+from hyperfl_flwr.launch.cluster_checks import cluster_findings
 from hyperfl_flwr.launch.findings import Finding, error, ok, warning
 from hyperfl_flwr.launch.flower_env import can_use_database_file, flower_command
 from hyperfl_flwr.launch.processes import Process, descendants, process_table
@@ -35,11 +36,12 @@ OURS = re.compile(r"hyperfl_flwr/launch/processes\.py --owner \d+")
 """Command lines of Flower's and Ray's processes, and of the supervisor of this project's processes."""
 
 
-def examine(data_root: Path | None = None) -> Iterator[Finding]:
+def examine(data_root: Path | None = None, ray_address: str | None = None) -> Iterator[Finding]:
     """Run all checks of this machine, and yield each finding as soon as it is known.
 
     Args:
         data_root: Folder of the data sets; None for this user's default.
+        ray_address: HOST:PORT of a Ray cluster to check, too.
     """
     root = (data_root or default_data_root()).absolute()
     project = tomllib.loads(app_file("pyproject.toml").read_text())["project"]
@@ -58,11 +60,13 @@ def examine(data_root: Path | None = None) -> Iterator[Finding]:
         machine.open_files,
         machine.ports,
         other_accounts.simulations,
-        lambda: others(process_table()),
+        lambda: others(process_table(), in_cluster=ray_address is not None),
         lambda: data_sets(root),
     ]
     for check in checks:
         yield from check()
+    if ray_address is not None:
+        yield from cluster_findings(ray_address, root, Path.cwd())
 
 
 def python_version(required: str, found: str = "{}.{}.{}".format(*sys.version_info)) -> Iterator[Finding]:
@@ -116,22 +120,27 @@ def flowers_commands(names: Iterable[str] = COMMANDS) -> Iterator[Finding]:
         yield warning("Flower's programs", text, remedy)
 
 
-def others(table: Mapping[int, Process]) -> Iterator[Finding]:
-    """List running SuperLinks, nodes and Ray clusters, and warn of those that belong to no run of this project."""
+def others(table: Mapping[int, Process], *, in_cluster: bool = False) -> Iterator[Finding]:
+    """List running SuperLinks, nodes and Ray clusters, and warn of those that belong to no run of this project.
+
+    Args:
+        table: All processes.
+        in_cluster: Whether this machine is a host of a cluster that is wanted.
+    """
     supervisors = [process.pid for process in table.values() if OURS.search(process.command)]
     own = {*descendants(supervisors, table), *supervisors}
     if supervisors:
         yield ok("running", f"{len(supervisors)} simulation(s) of hyperfl, process(es) {_numbers(supervisors)}")
     foreign: dict[str, list[int]] = {}
     for process in table.values():
-        found = FLOWERS.search(process.command) or RAYS.search(process.command)
+        found = FLOWERS.search(process.command) or (not in_cluster and RAYS.search(process.command))
         if found and process.pid not in own and process.pid != os.getpid():
             foreign.setdefault(found[1], []).append(process.pid)
     for name, pids in sorted(foreign.items()):
         text = f"{name} as process(es) {_numbers(pids)}, which belong to no running simulation of hyperfl"
         yield warning("running", text, f"if it is not needed: kill {' '.join(map(str, sorted(pids)))}")
     if not supervisors and not foreign:
-        yield ok("running", "no SuperLink, node or Ray cluster")
+        yield ok("running", "no SuperLink or node" if in_cluster else "no SuperLink, node or Ray cluster")
 
 
 def data_sets(root: Path) -> Iterator[Finding]:

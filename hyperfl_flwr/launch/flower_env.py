@@ -6,6 +6,7 @@ sign in its name. Then the database is in memory, and the status of a run is rea
 """
 
 import importlib.util
+import json
 import os
 import platform
 import re
@@ -23,6 +24,12 @@ DEFAULT_PORT = 8000
 CONNECTION = "hyperfl"
 """Name of the connection to the SuperLink in the configuration of its FLWR_HOME."""
 
+JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Variable from which Ray takes the environment of a job's processes on all hosts, in addition to what Flower sets."""
+
+_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Despite its name, 0 also restricts Ray to loopback on Linux."""
+
 _SETTINGS = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -32,7 +39,7 @@ _SETTINGS = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # despite its name, it also restricts Ray to loopback on Linux
+    _LOOPBACK: "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 # Without these, glibc returns freed blocks of tens of megabytes to the system, which zeroes their pages at each reuse.
@@ -83,19 +90,26 @@ def gpu_share(processes: int) -> float:
     return (9999 // processes) / 1e4
 
 
-def flower_environment(home: Path, temporary: Path, base: Mapping[str, str] = os.environ) -> dict[str, str]:
+def flower_environment(
+    home: Path, temporary: Path, base: Mapping[str, str] = os.environ, *, ray_address: str = ""
+) -> dict[str, str]:
     """Return the environment of a private SuperLink and of the commands that connect to it.
 
     Args:
         home: The SuperLink's FLWR_HOME.
         temporary: Folder of Ray's sockets and logs; a short path, because the system limits a socket's to 107 bytes.
         base: Environment to start from.
+        ray_address: HOST:PORT of the Ray cluster to join, with the token of `base`; empty to start Ray.
     """
-    environment = {**base, **_SETTINGS, "FLWR_HOME": str(home), "RAY_TMPDIR": str(temporary)}
-    # Without a token, Ray executes what any user sends to its ports.
-    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH"):  # would connect to another cluster
-        environment.pop(name, None)
+    environment = {**base, **_SETTINGS, "FLWR_HOME": str(home)}
+    if ray_address:
+        environment |= {"RAY_ADDRESS": ray_address, _LOOPBACK: "1", JOB_CONFIG: _job_config(base.get(JOB_CONFIG, ""))}
+    else:
+        # Without a token, Ray executes what any user sends to its ports.
+        environment |= {"RAY_TMPDIR": str(temporary), "RAY_AUTH_MODE": "token"}
+        environment["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH", JOB_CONFIG):  # would connect to another cluster
+            environment.pop(name, None)
     # SuperExec finds its helper programs by PATH: this installation's must come first.
     environment["PATH"] = os.pathsep.join([str(flower_command("flwr-simulation").parent), base.get("PATH", os.defpath)])
     for name in ("NO_PROXY", "no_proxy"):
@@ -103,6 +117,21 @@ def flower_environment(home: Path, temporary: Path, base: Mapping[str, str] = os
     if platform.libc_ver()[0] == "glibc":
         environment = {**_MALLOC_SETTINGS, **environment}
     return environment
+
+
+def actor_environment() -> dict[str, str]:
+    """Return the variables of a training process on another host of a cluster, where `ray start` has set others."""
+    return {**_MALLOC_SETTINGS, **{name: value for name, value in _SETTINGS.items() if name.endswith("_NUM_THREADS")}}
+
+
+def _job_config(given: str) -> str:
+    """Return Ray's configuration of a job, as JSON, with the variables of `actor_environment` added to a given one."""
+    document = json.loads(given) if given else {}
+    environment = document.get("runtime_env") or {}
+    # Flower sets this one, and Ray refuses two values.
+    variables = {key: value for key, value in environment.get("env_vars", {}).items() if key != "PYTHONPATH"}
+    environment |= {"env_vars": {**actor_environment(), **variables}}
+    return json.dumps({**document, "runtime_env": environment})
 
 
 def training_environment(*, keeps_memory: bool = True, base: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -46,18 +46,31 @@ class LocalSuperLink:
         home: Its FLWR_HOME, which is kept with its logs; None for a temporary folder that is removed.
         start_timeout: Seconds to wait for the SuperLink to answer.
         private: Whether it gets a private network; None for yes if the system supports it.
+        ray_address: HOST:PORT of the Ray cluster on which its runs train; empty to start Ray for each run. A process
+            in a private network cannot join a cluster.
+        folder: Existing folder for the temporary FLWR_HOME; None for the system's.
     """
 
-    def __init__(self, home: Path | None = None, *, start_timeout: float = 60.0, private: bool | None = None) -> None:
+    def __init__(
+        self,
+        home: Path | None = None,
+        *,
+        start_timeout: float = 60.0,
+        private: bool | None = None,
+        ray_address: str = "",
+        folder: Path | None = None,
+    ) -> None:
         self._wanted_home = home
+        self._ray_address, self._folder = ray_address, folder
         self._start_timeout = start_timeout
-        self._private = not private_network.obstacle() if private is None else private
+        self._private = not (ray_address or private_network.obstacle()) if private is None else private
         self._temporary: list[Path] = []
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._client: FlowerClient | None = None
         self._seen: dict[int, processes.Process] = {}
         self._network: private_network.Network | None = None
         self.home = Path()
+        self._database = Path()
         self.port = 0
 
     @property
@@ -149,13 +162,16 @@ class LocalSuperLink:
         if self._supervisor is not None:
             raise ValueError("this LocalSuperLink was entered before; create another one")
         if self._wanted_home is None:
-            self._temporary.append(Path(tempfile.mkdtemp(prefix="hyperfl-")))
+            prefix = "hyperfl-" if self._folder is None else ".hyperfl-"
+            self._temporary.append(Path(tempfile.mkdtemp(prefix=prefix, dir=self._folder)))
         self.home = (self._wanted_home or self._temporary[0]).resolve()
         (self.home / "empty").mkdir(parents=True, exist_ok=True)
         # Ray's socket paths are limited to 107 bytes, so its folder must have a short path.
         short = "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 - mkdtemp makes a private folder in it
         self._temporary.append(Path(tempfile.mkdtemp(prefix="hf-", dir=short)))
-        environment = flower_environment(self.home, self._temporary[-1])
+        # On a local disk: a file system that several machines share may lack the locks of a database.
+        self._database = (self._temporary[-1] if self._folder else self.home) / "state.db"
+        environment = flower_environment(self.home, self._temporary[-1], ray_address=self._ray_address)
         for _attempt in range(3):  # another program may take the free port before the SuperLink does
             self._launch(environment)
             if self._wait_until_ready():
@@ -173,7 +189,7 @@ class LocalSuperLink:
         command = [str(flower_command("flower-superlink")), "--insecure", "--simulation"]
         command += ["--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port", str(self.port)]
         if can_use_database_file():
-            command += ["--database", str(self.home / "state.db")]
+            command += ["--database", str(self._database)]
         self._supervisor = processes.start_supervised(
             command,
             environment=environment,
@@ -183,7 +199,7 @@ class LocalSuperLink:
             remove=self._temporary,
             within=private_network.in_new_network if self._private else list,
         )
-        self._client = FlowerClient(self.home, self.home / "state.db", environment, within=self._within)
+        self._client = FlowerClient(self.home, self._database, environment, within=self._within)
         if self._private:
             try:
                 self._network = private_network.Network(self._supervisor.pid, self._supervisor_lives)

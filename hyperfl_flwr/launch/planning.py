@@ -20,6 +20,7 @@ from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError, DeviceError, RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
+from hyperfl_flwr.launch.cluster import Cluster
 from hyperfl_flwr.launch.plans import IN_PROCESS, RAY, Plan, SimulationPlan
 from hyperfl_flwr.launch.secure_nodes import check_given_nodes, suitable_for_sums
 from hyperfl_flwr.launch.settings import check_resume, requested
@@ -31,7 +32,9 @@ from hyperfl_flwr.runs.resume import refuse_other_nodes
 from hyperfl_flwr.runs.run_directory import is_simulation
 
 
-def plan(changes: Mapping[str, Scalar], num_nodes: int | None = None, engine: str = RAY) -> SimulationPlan:
+def plan(
+    changes: Mapping[str, Scalar], num_nodes: int | None = None, engine: str = RAY, cluster: Cluster | None = None
+) -> SimulationPlan:
     """Check everything that can be checked before a simulation starts, and choose its nodes and threads.
 
     Args:
@@ -39,6 +42,7 @@ def plan(changes: Mapping[str, Scalar], num_nodes: int | None = None, engine: st
         num_nodes: Number of simulated nodes P; None for a number that suits the machine
             (`hyperfl_flwr.launch.sizing`), or that of the resumed run.
         engine: `RAY` or `IN_PROCESS`.
+        cluster: The Ray cluster on which the nodes train; None for this machine.
 
     Returns:
         The plan of the run.
@@ -51,23 +55,46 @@ def plan(changes: Mapping[str, Scalar], num_nodes: int | None = None, engine: st
     config = requested(changes)
     if config.resume:
         num_nodes = _resumed_nodes(config, num_nodes)
+    if cluster is not None and engine == IN_PROCESS:
+        raise ConfigError(f"the engine {IN_PROCESS} trains in one process; leave it out to train on a Ray cluster")
     if ":" in config.device:
         index = config.device.partition(":")[2]
         raise DeviceError(
             f"device={config.device} cannot be used in a simulation, where Ray assigns the GPUs; "
             f"set CUDA_VISIBLE_DEVICES={index} and device=cuda"
         )
-    resolve_device(config.device)
+    device = resolve_device(config.device).type if cluster is None else _device_of(cluster, config.device)
     data = load_federated_data(config.data_settings())
     check_run(config, data.dataset.input_shape, data.dataset.num_classes)
-    return _laid_out(config, data, num_nodes, engine)
+    return _laid_out(config, data, num_nodes, engine, device, cluster)
 
 
-def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None, engine: str) -> SimulationPlan:
+def _device_of(cluster: Cluster, name: str) -> str:
+    """Return the type of the device on which the hosts of a cluster train; this machine need not have a GPU.
+
+    Raises:
+        DeviceError: If the cluster does not have it.
+    """
+    if name == "auto":
+        return "cuda" if cluster.gpus else "cpu"
+    if name == "cuda" and not cluster.gpus:
+        raise DeviceError(
+            f"device is cuda, but the Ray cluster at {cluster.address} has no GPU ({cluster}); use device=cpu, or "
+            f"start its hosts with `ray start --num-gpus`"
+        )
+    return name if name == "cuda" else resolve_device(name).type
+
+
+def _laid_out(
+    config: RunConfig, data: FederatedData, num_nodes: int | None, engine: str, device: str, cluster: Cluster | None
+) -> SimulationPlan:
     """Choose the nodes and threads that were not given."""
-    device = resolve_device(config.device)
-    machine = Machine.detect(device)
-    chosen_for = str(machine) if num_nodes is None or config.threads == "auto" else ""
+    if cluster is None:
+        machine = Machine.detect(torch.device(device))
+    else:
+        gpus = cluster.gpus if device == "cuda" else 0
+        machine = Machine(cores=cluster.cpus, memory=cluster.memory, gpus=gpus)
+    chosen_for = str(cluster or machine) if num_nodes is None or config.threads == "auto" else ""
     if num_nodes is not None:
         check_given_nodes(config, num_nodes)
     elif engine == IN_PROCESS:
@@ -87,6 +114,11 @@ def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None, eng
         threads = config.threads
     else:  # in one process, threads slow each other down when other programs use the same cores
         threads = suitable_threads(machine, num_nodes) if engine == RAY else 1
+        # The CPUs of a process are those of one host.
+        while cluster is not None and threads > 1 and cluster.processes(threads) < num_nodes:
+            threads -= 1
+    if cluster is not None:
+        cluster.placement(num_nodes, threads, on_gpus=device == "cuda")  # raises if no host has room
     config = config.model_copy(update={"threads": threads})
     samples = [len(data.train_indices(client)) for client in range(config.num_clients)]
     # Reconstruction is of images only.
@@ -98,10 +130,11 @@ def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None, eng
         warnings=warnings,
         num_nodes=num_nodes,
         threads=threads,
-        device=device.type,
-        num_gpus=torch.cuda.device_count() if device.type == "cuda" else 0,
+        device=device,
+        num_gpus=machine.gpus,
         chosen_for=chosen_for,
         engine=engine,
+        cluster=cluster,
     )
 
 

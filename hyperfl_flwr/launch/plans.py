@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.launch.cluster import Cluster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +54,10 @@ class SimulationPlan(Plan):
         num_nodes: Number of simulated nodes P.
         threads: torch threads of each process, as in the settings.
         device: Device on which the clients train, `cpu` or `cuda`.
-        num_gpus: Number of the machine's GPUs; 0 for training on the CPU.
+        num_gpus: Number of GPUs of the machine or cluster; 0 for training on the CPU.
         chosen_for: Machine for which nodes or threads were chosen; empty if the caller gave both.
         engine: `RAY` or `IN_PROCESS`.
+        cluster: The Ray cluster on which the nodes train; None for this machine.
     """
 
     num_nodes: int
@@ -64,3 +66,4 @@ class SimulationPlan(Plan):
     num_gpus: int
     chosen_for: str
     engine: str = RAY
+    cluster: Cluster | None = None

@@ -8,6 +8,8 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.toml_files import settings_text
 from hyperfl_flwr.launch import subprocess_call
 from hyperfl_flwr.launch.app_bundle import build_app
+from hyperfl_flwr.launch.cluster import Cluster, parse_address
+from hyperfl_flwr.launch.cluster_run import launch_on_cluster
 from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots
 from hyperfl_flwr.launch.flower_env import federation_config
 from hyperfl_flwr.launch.follow import Platform, ReadyRun, RunCallbacks, follow, with_resume_hint
@@ -17,16 +19,35 @@ from hyperfl_flwr.launch.other_accounts import simulation_warning
 from hyperfl_flwr.launch.plans import IN_PROCESS, RAY, SimulationPlan
 
 
-def simulation(num_nodes: int | None = None, engine: str = RAY) -> Platform:
-    """Return the platform of simulations on this machine; `hyperfl_flwr.launch.planning.plan` has the arguments."""
+def simulation(num_nodes: int | None = None, engine: str = RAY, ray_address: str | None = None) -> Platform:
+    """Return the platform of simulations on this machine or a Ray cluster.
+
+    Args:
+        num_nodes: As for `hyperfl_flwr.launch.planning.plan`.
+        engine: As there.
+        ray_address: HOST:PORT of a running Ray cluster; None for this machine.
+    """
 
     def ready(changes: Mapping[str, Scalar]) -> ReadyRun:
         planned: SimulationPlan = subprocess_call.call_in_subprocess(
-            "hyperfl_flwr.launch.planning:plan", changes, num_nodes, engine
+            "hyperfl_flwr.launch.planning:plan", changes, num_nodes, engine, found_cluster(ray_address)
         )
         return ReadyRun(plan=planned, launch=partial(launch, planned))
 
     return ready
+
+
+def found_cluster(ray_address: str | None) -> Cluster | None:
+    """Return the Ray cluster at an address; None without an address.
+
+    Raises:
+        HyperFLError: As `hyperfl_flwr.launch.cluster_client.cluster_at`.
+    """
+    if ray_address is None:
+        return None
+    parse_address(ray_address)  # before a process is started
+    found: Cluster = subprocess_call.call_in_subprocess("hyperfl_flwr.launch.cluster_client:cluster_at", ray_address)
+    return found
 
 
 def launch(planned: SimulationPlan, observer: RunCallbacks) -> Path:
@@ -41,9 +62,12 @@ def launch(planned: SimulationPlan, observer: RunCallbacks) -> Path:
 
     Raises:
         RunFailedError: If the run failed, whatever exit status Flower's commands returned.
+        DeviceError: If hosts of a cluster do not fit the run.
     """
     for warning in planned.warnings:
         observer.on_note(f"warning: {warning}")
+    if planned.cluster is not None:
+        return launch_on_cluster(planned, planned.cluster, observer)
     processes = planned.num_nodes if planned.engine == RAY else 1
     with CoreSlots() as slots:
         held = slots.acquire(processes * planned.threads, lambda: observer.on_note(f"{WAITING} for one"))

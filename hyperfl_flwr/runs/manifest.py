@@ -5,7 +5,7 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,12 @@ from hyperfl_flwr.server.membership import Roster
 
 
 def new(
-    settings: Mapping[str, Scalar], resolved: Mapping[str, Any], roster: Roster, model: Mapping[str, Any]
+    settings: Mapping[str, Scalar],
+    resolved: Mapping[str, Any],
+    roster: Roster,
+    model: Mapping[str, Any],
+    *,
+    hosts: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Return the manifest of a new run.
 
@@ -32,6 +37,7 @@ def new(
         resolved: The value that replaces each `auto`, see `hyperfl_flwr.app.resolved`.
         roster: The nodes of the run.
         model: The entry about a custom network, see `hyperfl_flwr.models.custom.provenance`; empty for a built-in one.
+        hosts: The hosts of the Ray cluster on which a simulation trains; none for a single machine.
     """
     federation = roster.federation
     document = {
@@ -40,7 +46,7 @@ def new(
         "problem": "",
         "settings": dict(settings),
         "resolved": dict(resolved),
-        **_circumstances(),
+        **_circumstances(hosts),
         "end": None,
         "resumed": [],
         "nodes": nodes_entry([roster.clients_of(number) for number in range(roster.num_nodes)]),
@@ -78,6 +84,7 @@ def resumed(
     roster: Roster,
     *,
     repeated_rounds: int,
+    hosts: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Return the manifest of a resumed run: the old one with the new settings, versions, code and hardware.
 
@@ -87,16 +94,18 @@ def resumed(
         resolved: The value that replaces each `auto`.
         roster: The nodes of the run.
         repeated_rounds: Number of rounds that had begun and are repeated.
+        hosts: The hosts of the Ray cluster on which the simulation continues; none for a single machine.
     """
-    history = [*old.get("resumed", []), {**_circumstances(), "repeated_rounds": repeated_rounds}]
+    history = [*old.get("resumed", []), {**_circumstances(hosts), "repeated_rounds": repeated_rounds}]
     began = {"status": "running", "problem": "", "end": None, "resumed": history}
     given = {"settings": dict(settings), "resolved": dict(resolved)}
     # Manifests of earlier versions lack `present_at_start`.
     return with_nodes({"present_at_start": [], **old, **given, **began}, roster)
 
 
-def _circumstances() -> dict[str, Any]:
-    return {"start": now(), "versions": versions(), "code": code(), "hardware": hardware()}
+def _circumstances(hosts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    found = {"start": now(), "versions": versions(), "code": code(), "hardware": hardware()}
+    return found | ({"hosts": list(hosts)} if hosts else {})
 
 
 def _label_counts(federation: Federation, num_clients: int) -> dict[str, Any]:
