@@ -17,17 +17,21 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from secrets import token_bytes
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.package_guard import ALL
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.flower.parent_monitor import end_with_parent
+
+if TYPE_CHECKING:
+    from hyperfl_flwr.flower.node_tasks import NodeTasks
 
 KEY_FILE = "worker.secret"
 """File in the node's folder with the secret that the SuperNode and its worker share; a new one at each start."""
@@ -88,27 +92,29 @@ def serve(folder: Path, port: int, supernode: int) -> None:
         StateError: If the secret cannot be read, or the SuperNode refuses it.
     """
     secret = read_secret(folder)
-    signal.signal(signal.SIGTERM, _end)
-    signal.signal(signal.SIGINT, _end)
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, _stop)  # a shell's background process otherwise ignores it, and so would its children
     with _opened(supernode) as ended:
         preload()
         from hyperfl_flwr.flower.node_tasks import NodeTasks, run_client_app  # other commands need not import it
 
-        packages, since = installed(), time.monotonic()
-        with NodeTasks(f"127.0.0.1:{port}", secret) as tasks:
+        packages, since, running = installed(), time.monotonic(), list[BaseProcess]()
+        with NodeTasks(f"127.0.0.1:{port}", secret) as tasks, contextlib.ExitStack() as at_end:
+            at_end.callback(end, running)
 
             def handle(token: str) -> NoReturn:
                 tasks.close()
                 run_client_app(tasks.address, token)
 
-            while not _ready(ended, pause(time.monotonic() - since)):
-                if (token := tasks.take()) is None:
-                    continue
-                with started(lambda: handle(token)) as process:
-                    _ready(ended, None, process.sentinel)
-                since = time.monotonic()
+            while not _ready(ended, pause(time.monotonic() - since), running):
+                if reap(running):
+                    since = time.monotonic()
                 if installed() != packages:  # the next message must not run with what was replaced
-                    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the same command
+                    if not running:
+                        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the same command
+                elif (token := _taken(tasks)) is not None:
+                    running.append(start(partial(handle, token)))
+                    since = time.monotonic()
 
 
 def pause(idle: float) -> float:
@@ -131,9 +137,8 @@ def preload() -> None:
     gc.freeze()  # the collector of a forked process would otherwise write to, and so copy, all of these objects
 
 
-@contextlib.contextmanager
-def started(handle: Callable[[], NoReturn]) -> Iterator[BaseProcess]:
-    """Start a forked process that handles a message; end it at the end of the `with` block if it still runs.
+def start(handle: Callable[[], NoReturn]) -> BaseProcess:
+    """Start a forked process that handles a message.
 
     Args:
         handle: What the process does; its `SystemExit` is the process's exit code.
@@ -147,16 +152,27 @@ def started(handle: Callable[[], NoReturn]) -> Iterator[BaseProcess]:
         )
     process = multiprocessing.get_context("fork").Process(target=_handle, args=(handle,), name="flwr-clientapp")
     process.start()
-    try:
-        yield process
-    finally:
-        process.join(0)
-        if process.is_alive():
-            process.terminate()
-            process.join(END_SECONDS)
-            process.kill()
-            process.join()
+    return process
+
+
+def reap(running: list[BaseProcess]) -> bool:
+    """Remove the processes that have ended; returns whether there are any."""
+    done = [process for process in running if not process.is_alive()]
+    for process in done:
+        running.remove(process)
         process.close()
+    return bool(done)
+
+
+def end(running: Sequence[BaseProcess]) -> None:
+    """End processes that still run, by SIGTERM and, if they do not end in time, by SIGKILL."""
+    for process in running:
+        process.terminate()
+    last = time.monotonic() + END_SECONDS
+    for process in running:
+        process.join(max(0.0, last - time.monotonic()))
+        process.kill()
+        process.join()
 
 
 def _handle(handle: Callable[[], NoReturn]) -> None:
@@ -200,11 +216,18 @@ def _opened(pid: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _ready(ended: int, timeout: float | None, *others: int) -> bool:
-    """Wait until a process has ended or the time is over, and return whether that with the descriptor `ended` has."""
-    readable, _, _ = select.select([ended, *others], [], [], timeout)
+def _ready(ended: int, timeout: float, running: Sequence[BaseProcess]) -> bool:
+    """Wait until a process ends or the time is over; returns whether it is that with the descriptor `ended`."""
+    readable, _, _ = select.select([ended, *(process.sentinel for process in running)], [], [], timeout)
     return ended in readable
 
 
-def _end(*_: object) -> NoReturn:
+def _taken(tasks: "NodeTasks") -> str | None:
+    try:
+        return tasks.take()
+    except PermissionError as error:
+        raise StateError(f"{error}; start the node again") from None
+
+
+def _stop(*_: object) -> NoReturn:
     raise SystemExit(1)

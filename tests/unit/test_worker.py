@@ -19,13 +19,12 @@ pytestmark = pytest.mark.skipif(not worker.is_possible(), reason="a worker needs
 PROGRAM = """
 import os, sys, time
 from pathlib import Path
-from hyperfl_flwr.deploy.worker import _ready, started
+from hyperfl_flwr.deploy.worker import end, start
 
-def run(handle, wait=True):
-    with started(handle) as process:
-        if wait:
-            process.join()
-            return process.exitcode
+def run(handle):
+    process = start(handle)
+    process.join()
+    return process.exitcode
 """
 
 
@@ -135,17 +134,17 @@ def test_a_process_with_threads_is_not_forked() -> None:
     assert "a process with threads cannot be forked: ['MainThread', 'other']" in found.stderr
 
 
-def sleeping(tmp_path: Path, end: str) -> int:
+def sleeping(tmp_path: Path, last: str) -> int:
     """Return the id of a forked process that sleeps, once it has begun."""
     program = f"""
 def handle():
     Path(sys.argv[1]).write_text(str(os.getpid()))
     time.sleep(300)
 
-with started(handle) as process:
-    while not Path(sys.argv[1]).exists() or not Path(sys.argv[1]).read_text():
-        time.sleep(0.01)
-    {end}
+process = start(handle)
+while not Path(sys.argv[1]).exists() or not Path(sys.argv[1]).read_text():
+    time.sleep(0.01)
+{last}
 """
     file = tmp_path / "pid"
     result(program, file)
@@ -159,8 +158,8 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def test_a_process_that_still_runs_ends_with_the_wait_for_it(tmp_path: Path) -> None:
-    assert is_gone(sleeping(tmp_path, "pass"))
+def test_a_process_that_still_runs_is_ended(tmp_path: Path) -> None:
+    assert is_gone(sleeping(tmp_path, "end([process])"))
 
 
 def test_a_process_ends_when_the_worker_is_killed(tmp_path: Path) -> None:
