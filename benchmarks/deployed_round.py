@@ -33,7 +33,6 @@ PATIENCE = 300.0
 
 STEPS = {
     "taken": "Receiving: train message",
-    "received": "Received successfully",
     "begun": "Start `flwr-clientapp` process",
     "loading": "Start `ClientApp` Loading",
     "answered": "POST /v1/runtime/push-messages",
@@ -44,8 +43,7 @@ STEPS = {
 
 PARTS = {
     "waiting": "the server reduces, and the SuperNode asks for a message (every 3 s)",
-    "received": "the message comes to the SuperNode",
-    "begun": "the message's process starts and imports Flower",
+    "begun": "the message's process starts and imports Flower, while the message comes to the SuperNode",
     "loading": "the message comes to the process",
     "imports": "the process imports torch and the project, and loads the data",
     "clients": "the clients load their state, evaluate, train, evaluate and store",

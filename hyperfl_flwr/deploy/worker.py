@@ -7,6 +7,7 @@ process of `flwr-clientapp` does. The worker itself never runs code of an app, a
 """
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import multiprocessing
@@ -17,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -28,7 +29,6 @@ from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.package_guard import ALL
 from hyperfl_flwr.core.storage import write_atomically
-from hyperfl_flwr.flower.parent_monitor import end_with_parent
 
 if TYPE_CHECKING:
     from hyperfl_flwr.flower.node_tasks import NodeTasks
@@ -39,11 +39,11 @@ KEY_FILE = "worker.secret"
 PRELOADED = ("hyperfl_flwr.app.client", "hyperfl_flwr.app.node")
 """Modules that handle messages: what they import from other projects is imported once."""
 
+_PR_SET_PDEATHSIG = 1
+"""Number of prctl(2)'s request for a signal when the parent ends."""
+
 SHORTEST_POLL, LONGEST_POLL = 0.1, 1.0
 """Shortest and longest pause between two requests for a message, in seconds."""
-
-END_SECONDS = 10.0
-"""Time that the process of a message has to end when the worker ends, in seconds."""
 
 
 def is_possible() -> bool:
@@ -94,27 +94,34 @@ def serve(folder: Path, port: int, supernode: int) -> None:
     secret = read_secret(folder)
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)  # a shell's background process otherwise ignores it, and so would its children
-    with _opened(supernode) as ended:
+    with contextlib.ExitStack() as at_end:
+        try:
+            ended = os.pidfd_open(supernode)  # another process that gets the id later is not taken for the SuperNode
+        except ProcessLookupError:
+            return
+        except OSError as error:
+            raise StateError(f"the SuperNode, process {supernode}, cannot be watched ({error.strerror})") from None
+        at_end.callback(os.close, ended)
         preload()
         from hyperfl_flwr.flower.node_tasks import NodeTasks, run_client_app  # other commands need not import it
 
         packages, since, running = installed(), time.monotonic(), list[BaseProcess]()
-        with NodeTasks(f"127.0.0.1:{port}", secret) as tasks, contextlib.ExitStack() as at_end:
-            at_end.callback(end, running)
+        tasks = at_end.enter_context(NodeTasks(f"127.0.0.1:{port}", secret))
+        at_end.callback(end, running)
 
-            def handle(token: str) -> NoReturn:
-                tasks.close()
-                run_client_app(tasks.address, token)
+        def handle(token: str) -> NoReturn:
+            tasks.close()
+            run_client_app(tasks.address, token)
 
-            while not _ready(ended, pause(time.monotonic() - since), running):
-                if reap(running):
-                    since = time.monotonic()
-                if installed() != packages:  # the next message must not run with what was replaced
-                    if not running:
-                        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the same command
-                elif (token := _taken(tasks)) is not None:
-                    running.append(start(partial(handle, token)))
-                    since = time.monotonic()
+        while not _ready(ended, pause(time.monotonic() - since), running):
+            if reap(running):
+                since = time.monotonic()
+            if installed() != packages:  # the next message must not run with what was replaced
+                if not running:
+                    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the same command
+            elif (token := _taken(tasks)) is not None:
+                running.append(start(partial(handle, token)))
+                since = time.monotonic()
 
 
 def pause(idle: float) -> float:
@@ -150,7 +157,7 @@ def start(handle: Callable[[], NoReturn]) -> BaseProcess:
         raise StateError(
             f"a process with threads cannot be forked: {[thread.name for thread in threading.enumerate()]}"
         )
-    process = multiprocessing.get_context("fork").Process(target=_handle, args=(handle,), name="flwr-clientapp")
+    process = multiprocessing.get_context("fork").Process(target=_handle, args=(handle, os.getpid()))
     process.start()
     return process
 
@@ -165,25 +172,31 @@ def reap(running: list[BaseProcess]) -> bool:
 
 
 def end(running: Sequence[BaseProcess]) -> None:
-    """End processes that still run, by SIGTERM and, if they do not end in time, by SIGKILL."""
+    """Kill the processes that still run.
+
+    Not by SIGTERM: Flower's program would then report that its task has failed, and its SuperNode would wait for a
+    reply without end. A killed process is missed after a minute, and the server sends the message again.
+    """
     for process in running:
-        process.terminate()
-    last = time.monotonic() + END_SECONDS
-    for process in running:
-        process.join(max(0.0, last - time.monotonic()))
         process.kill()
         process.join()
 
 
-def _handle(handle: Callable[[], NoReturn]) -> None:
+def _handle(handle: Callable[[], NoReturn], worker: int) -> None:
     """Become a process like one that `flwr-clientapp` has just started, and handle a message."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    end_with_parent()
+    _be_killed_after(worker)
     Path("/proc/self/comm").write_text("flwr-clientapp")  # the name that `ps` shows
     forget_project()
     importlib.import_module("numpy").random.seed()  # its global generator would otherwise be the same in all processes
     handle()
+
+
+def _be_killed_after(parent: int) -> None:
+    """Let the system kill this process when its parent ends; for the reason, see `end`."""
+    if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) or os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)  # the system cannot, or the parent has already ended
 
 
 def forget_project() -> None:
@@ -201,19 +214,6 @@ def installed() -> dict[str, int]:
     """
     folders = {Path(entry).resolve() for entry in sys.path if entry}
     return {str(folder): folder.stat().st_mtime_ns for folder in folders if folder.is_dir() and folder != ROOT}
-
-
-@contextlib.contextmanager
-def _opened(pid: int) -> Iterator[int]:
-    """Open a process, for `select`; another process that gets its id later is not taken for it."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except OSError as error:
-        raise StateError(f"the SuperNode with process id {pid} cannot be watched ({error.strerror})") from None
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _ready(ended: int, timeout: float, running: Sequence[BaseProcess]) -> bool:
