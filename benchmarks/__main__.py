@@ -5,6 +5,9 @@ import dataclasses
 import sys
 from pathlib import Path
 
+from benchmarks.deployed_load import measure_load
+from benchmarks.deployed_report import load_parts, round_parts
+from benchmarks.deployed_round import DeployedWork, Profile, measure_deployed
 from benchmarks.measure import (
     SLOW_ROUNDS,
     measure_clients,
@@ -48,6 +51,18 @@ SECURE_ROUNDS = (
     Workload(method="hyperfl", shape=SMALL, clients=5),
 )
 
+DEPLOYED_WORK = (
+    DeployedWork(name="hyperfl, digits", settings=(("method", "hyperfl"), ("dataset", "digits"))),
+    DeployedWork(name="hyperfl, Fashion-MNIST", settings=(("method", "hyperfl"), ("dataset", "fashion-mnist"))),
+)
+"""Runs of a deployment; each has the sizes of HyperFL's experiments."""
+
+DEPLOYED_ROUNDS = 6
+"""Number of rounds of a deployment's run, of which the first is not counted."""
+
+LOAD_NODES, LOAD_ROUNDS = 50, 20
+"""Number of SuperNodes and of rounds in the load test of a SuperLink."""
+
 
 def main() -> None:
     """Parse the command line, measure, and write and print the page."""
@@ -64,6 +79,22 @@ def main() -> None:
             measure_private(quick_version(work), target, options.repetitions, note) for target, work in PRIVATE_WORK
         ]
 
+    def deployed() -> dict[DeployedWork, dict[bool, Profile]]:
+        works = [dataclasses.replace(work, data_root=options.data_root) for work in DEPLOYED_WORK]
+        return {
+            work: {
+                worker: measure_deployed(work, worker=worker, num_rounds=DEPLOYED_ROUNDS, note=note)
+                for worker in (False, True)
+            }
+            for work in works
+        }
+
+    if options.deployed_round:
+        print("\n\n".join(round_parts(deployed(), DEPLOYED_ROUNDS)))
+        return
+    if options.deployed_load:
+        print("\n\n".join(load_parts(measure_load(LOAD_NODES, LOAD_ROUNDS, note))))
+        return
     if options.private_steps:
         print("\n\n".join(private_parts(noisy_steps())))
         return
@@ -113,6 +144,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="use small sizes (four minutes); not meaningful for speed")
     parser.add_argument("--secure-sums", action="store_true", help="measure only secure sums, and print that section")
     parser.add_argument("--private-steps", action="store_true", help="measure only noisy steps, and print that section")
+    parser.add_argument("--deployed-round", action="store_true", help="measure only a deployment's rounds, and print")
+    parser.add_argument(
+        "--deployed-load", action="store_true", help="measure only a SuperLink with many nodes, and print"
+    )
+    parser.add_argument("--data-root", default="", help="folder of Fashion-MNIST (default: your cache folder)")
     options = parser.parse_args()
     options.rounds = options.rounds or (3 if options.quick else 11)
     options.repetitions = options.repetitions or (2 if options.quick else 7)

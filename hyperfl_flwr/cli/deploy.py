@@ -126,12 +126,30 @@ def run_start_warnings() -> None:
 
 
 @deployments.command("node-arguments", hidden=True)
-def run_node_arguments(folder: Annotated[Path, typer.Argument(metavar="NODE", help="A node's folder.")]) -> None:
+def run_node_arguments(
+    folder: Annotated[Path, typer.Argument(metavar="NODE", help="A node's folder.")],
+    with_worker: Annotated[bool, typer.Option("--with-worker", help="If node.toml allows it, for a worker.")] = False,
+) -> None:
     """Print the arguments that start.sh adds to the SuperNode's command, once the SuperLink accepts the node."""
     from hyperfl_flwr.deploy.admission import wait_for_admission
-    from hyperfl_flwr.deploy.node_settings import node_arguments
+    from hyperfl_flwr.deploy.node_settings import node_arguments, read_settings
+    from hyperfl_flwr.deploy.worker import is_possible, supernode_arguments
 
     run_start_warnings()
     arguments = node_arguments(folder)
     wait_for_admission(folder, lambda line: err.print(line, markup=False))
+    if with_worker and read_settings(folder).worker == "auto" and is_possible():
+        arguments = f"{supernode_arguments(folder)} {arguments}"  # after the wait: an earlier SuperNode has ended
     typer.echo(arguments)
+
+
+@deployments.command("worker", hidden=True)
+def run_worker(
+    folder: Annotated[Path, typer.Argument(metavar="NODE", help="A node's folder.")],
+    port: Annotated[int, typer.Option(help="Loopback port of the SuperNode.")],
+    supernode: Annotated[int, typer.Option(help="Process id of the SuperNode.")],
+) -> None:
+    """Start the process of each of a SuperNode's messages, until the SuperNode ends."""
+    from hyperfl_flwr.deploy.worker import serve
+
+    serve(folder, port, supernode)

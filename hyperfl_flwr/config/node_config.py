@@ -7,7 +7,7 @@ about machine and data override them, see `NodeConfig.applied_to`.
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from flwr.app import Context
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
@@ -87,6 +87,7 @@ class NodeConfig(Section):
         values="`auto`, `cpu`, `cuda`, `cuda:NUMBER`",
     )
     threads: Auto | Positive = setting("auto", "Torch threads; overrides the run's setting. Not given: `auto`.")
+    worker: Literal["auto", "off"] = setting("auto", "Whether messages' processes are forked (on Linux), or started.")
     state_dir: str = setting(
         "",
         "Folder of the private state, the decoded images and the ledger. Not given: `hyperfl-state` in FLWR_HOME.",

@@ -114,8 +114,7 @@ class Program:
         found = []
         for pid in processes_of(self.folder):
             with contextlib.suppress(OSError):
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if any(Path(word.decode()).name == "flwr-clientapp" for word in words[:2]):
+                if Path(f"/proc/{pid}/comm").read_text() == "flwr-clientapp\n":  # started, or forked by a worker
                     found.append(pid)
         return found
 

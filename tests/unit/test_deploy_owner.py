@@ -80,6 +80,7 @@ def test_the_node_reads_at_run_time_what_was_checked(tmp_path: Path) -> None:
         data-root = "sets"
         device = "cuda:1"
         threads = 3
+        worker = "off"
         keep-model = false
         max-message-mb = 2
         mixing-key-file = "secret"
@@ -138,9 +139,9 @@ def test_all_that_is_wrong_is_told_together(tmp_path: Path) -> None:
         "  - max-message-mb must be a valid number; got '1'",
         "  - novel-delta must be less than 1; got 1.0",
         "  - novel-epsilon must be greater than 0; got 0",
-        "  - qqqq is unknown; known are data, data-root, device, threads, state-dir, keep-model, max-message-mb, "
-        "mixing-key-file, min-cohort, max-colluding, peers-file, identity-key-file, secure-sum-only, max-epsilon, "
-        "max-epsilon-delta, novel-data, novel-output, novel-epsilon, novel-delta, join-data",
+        "  - qqqq is unknown; known are data, data-root, device, threads, worker, state-dir, keep-model, "
+        "max-message-mb, mixing-key-file, min-cohort, max-colluding, peers-file, identity-key-file, secure-sum-only, "
+        "max-epsilon, max-epsilon-delta, novel-data, novel-output, novel-epsilon, novel-delta, join-data",
         "  - threads must be 'auto' or must be greater than 0; got 0",
     ]
 

@@ -1,0 +1,233 @@
+"""Start the process of each message of a node in milliseconds: by a fork of a process that has imported torch.
+
+Without a worker, Flower's `flower-superexec` starts an interpreter for each message, which imports Flower and torch
+again. The worker takes its place (`flower-supernode --isolation process`). It takes the tokens of messages, and no
+message: the forked process gets its message from the SuperNode, runs the app of the run's bundle and ends, as the
+process of `flwr-clientapp` does. The worker itself never runs code of an app, and never uses a GPU.
+"""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import multiprocessing
+import os
+import select
+import shlex
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from secrets import token_bytes
+from typing import TYPE_CHECKING, NoReturn
+
+from hyperfl_flwr import ROOT
+from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.core.package_guard import ALL
+from hyperfl_flwr.core.storage import write_atomically
+
+if TYPE_CHECKING:
+    from hyperfl_flwr.flower.node_tasks import NodeTasks
+
+KEY_FILE = "worker.secret"
+"""File in the node's folder with the secret that the SuperNode and its worker share; a new one at each start."""
+
+PRELOADED = ("hyperfl_flwr.app.client", "hyperfl_flwr.app.node")
+"""Modules that handle messages: what they import from other projects is imported once."""
+
+_PR_SET_PDEATHSIG = 1
+"""Number of prctl(2)'s request for a signal when the parent ends."""
+
+SHORTEST_POLL, LONGEST_POLL = 0.1, 1.0
+"""Shortest and longest pause between two requests for a message, in seconds."""
+
+
+def is_possible() -> bool:
+    """Return whether this system can have a worker: one that can fork with torch loaded, and wait for processes."""
+    return sys.platform == "linux" and hasattr(os, "pidfd_open")
+
+
+def supernode_arguments(folder: Path) -> str:
+    """Write a new secret, and return the SuperNode's arguments for a worker, quoted for the shell.
+
+    Args:
+        folder: The node's folder.
+    """
+    file = folder.absolute() / KEY_FILE
+    write_atomically(file, token_bytes(32), mode=0o600)
+    return shlex.join(["--isolation", "process", "--superexec-auth-secret-file", str(file)])
+
+
+def read_secret(folder: Path) -> bytes:
+    """Return the secret that `supernode_arguments` wrote.
+
+    Raises:
+        StateError: If the file is not a regular file of this user that no other user can read or change.
+    """
+    file = folder.absolute() / KEY_FILE
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as opened:
+            status = os.fstat(opened.fileno())
+            if status.st_uid != os.getuid() or status.st_mode & 0o7777 != 0o600:
+                raise StateError(f"{file} must be yours alone (mode 0600); start the node again, which writes it")
+            return opened.read(64)
+    except OSError as error:
+        raise StateError(f"{file} cannot be read ({error.strerror}); start the node again, which writes it") from None
+
+
+def serve(folder: Path, port: int, supernode: int) -> None:
+    """Start a process for each message of a SuperNode until the SuperNode ends.
+
+    Args:
+        folder: The node's folder.
+        port: Port of the SuperNode's runtime API on the loopback interface.
+        supernode: Process id of the SuperNode.
+
+    Raises:
+        StateError: If the secret cannot be read, or the SuperNode refuses it.
+    """
+    secret = read_secret(folder)
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, _stop)  # a shell's background process otherwise ignores it, and so would its children
+    with contextlib.ExitStack() as at_end:
+        try:
+            ended = os.pidfd_open(supernode)  # another process that gets the id later is not taken for the SuperNode
+        except ProcessLookupError:
+            return
+        except OSError as error:
+            raise StateError(f"the SuperNode, process {supernode}, cannot be watched ({error.strerror})") from None
+        at_end.callback(os.close, ended)
+        preload()
+        from hyperfl_flwr.flower.node_tasks import NodeTasks, run_client_app  # other commands need not import it
+
+        packages, since, running = installed(), time.monotonic(), list[BaseProcess]()
+        tasks = at_end.enter_context(NodeTasks(f"127.0.0.1:{port}", secret))
+        at_end.callback(end, running)
+
+        def handle(token: str) -> NoReturn:
+            tasks.close()
+            run_client_app(tasks.address, token)
+
+        while not _ready(ended, pause(time.monotonic() - since), running):
+            if reap(running):
+                since = time.monotonic()
+            if installed() != packages:  # the next message must not run with what was replaced
+                if not running:
+                    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the same command
+            elif (token := _taken(tasks)) is not None:
+                running.append(start(partial(handle, token)))
+                since = time.monotonic()
+
+
+def pause(idle: float) -> float:
+    """Return the time until the next request for a message: a hundredth of the idle time, within its limits.
+
+    Args:
+        idle: Time since the last message, in seconds.
+
+    Returns:
+        Seconds. Within a run a message waits a tenth of a second at most; a node that waits for days polls each second.
+    """
+    return min(max(SHORTEST_POLL, idle / 100), LONGEST_POLL)
+
+
+def preload() -> None:
+    """Import what handles messages; each message imports this project's own modules again, from its app's bundle."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # the collector of a forked process would otherwise write to, and so copy, all of these objects
+
+
+def start(handle: Callable[[], NoReturn]) -> BaseProcess:
+    """Start a forked process that handles a message.
+
+    Args:
+        handle: What the process does; its `SystemExit` is the process's exit code.
+
+    Raises:
+        StateError: If this process has other threads, of which a fork would copy the locks but not the threads.
+    """
+    if threading.active_count() > 1:
+        raise StateError(
+            f"a process with threads cannot be forked: {[thread.name for thread in threading.enumerate()]}"
+        )
+    process = multiprocessing.get_context("fork").Process(target=_handle, args=(handle, os.getpid()))
+    process.start()
+    return process
+
+
+def reap(running: list[BaseProcess]) -> bool:
+    """Remove the processes that have ended; returns whether there are any."""
+    done = [process for process in running if not process.is_alive()]
+    for process in done:
+        running.remove(process)
+        process.close()
+    return bool(done)
+
+
+def end(running: Sequence[BaseProcess]) -> None:
+    """Kill the processes that still run.
+
+    Not by SIGTERM: Flower's program would then report that its task has failed, and its SuperNode would wait for a
+    reply without end. A killed process is missed after a minute, and the server sends the message again.
+    """
+    for process in running:
+        process.kill()
+        process.join()
+
+
+def _handle(handle: Callable[[], NoReturn], worker: int) -> None:
+    """Become a process like one that `flwr-clientapp` has just started, and handle a message."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _be_killed_after(worker)
+    Path("/proc/self/comm").write_text("flwr-clientapp")  # the name that `ps` shows
+    forget_project()
+    importlib.import_module("numpy").random.seed()  # its global generator would otherwise be the same in all processes
+    handle()
+
+
+def _be_killed_after(parent: int) -> None:
+    """Let the system kill this process when its parent ends; for the reason, see `end`."""
+    if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) or os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)  # the system cannot, or the parent has already ended
+
+
+def forget_project() -> None:
+    """Remove the modules of this project, so that they are imported from the bundle of the app that is loaded next."""
+    own = {"hyperfl_flwr", *ALL}
+    for name in [name for name in sys.modules if name.partition(".")[0] in own]:
+        del sys.modules[name]
+
+
+def installed() -> dict[str, int]:
+    """Return when each folder of installed packages was last changed, in nanoseconds.
+
+    An installation or removal of a package changes such a folder. This project's own is left out: it is imported by
+    each message.
+    """
+    folders = {Path(entry).resolve() for entry in sys.path if entry}
+    return {str(folder): folder.stat().st_mtime_ns for folder in folders if folder.is_dir() and folder != ROOT}
+
+
+def _ready(ended: int, timeout: float, running: Sequence[BaseProcess]) -> bool:
+    """Wait until a process ends or the time is over; returns whether it is that with the descriptor `ended`."""
+    readable, _, _ = select.select([ended, *(process.sentinel for process in running)], [], [], timeout)
+    return ended in readable
+
+
+def _taken(tasks: "NodeTasks") -> str | None:
+    try:
+        return tasks.take()
+    except PermissionError as error:
+        raise StateError(f"{error}; start the node again") from None
+
+
+def _stop(*_: object) -> NoReturn:
+    raise SystemExit(1)

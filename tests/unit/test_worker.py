@@ -1,0 +1,205 @@
+"""The worker of a node: what a forked process shares with others and what not, and what ends it."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.deploy import worker
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.skipif(not worker.is_possible(), reason="a worker needs Linux")
+
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+from hyperfl_flwr.deploy.worker import end, start
+
+def run(handle):
+    process = start(handle)
+    process.join()
+    return process.exitcode
+"""
+
+
+def result(program: str, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process without threads."""
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM + program, *map(str, words)], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60,
+    )  # fmt: skip
+
+
+def test_the_pause_between_requests_grows_with_the_idle_time() -> None:
+    assert [worker.pause(idle) for idle in (0, 9, 50, 100, 1e6)] == [0.1, 0.1, 0.5, 1.0, 1.0]
+
+
+def test_only_its_owner_can_read_the_secret(tmp_path: Path) -> None:
+    words = worker.supernode_arguments(tmp_path).split()
+    assert words == ["--isolation", "process", "--superexec-auth-secret-file", str(tmp_path / worker.KEY_FILE)]
+    secret = worker.read_secret(tmp_path)
+    assert len(secret) == 32
+    assert (tmp_path / worker.KEY_FILE).stat().st_mode & 0o777 == 0o600
+    worker.supernode_arguments(tmp_path)
+    assert worker.read_secret(tmp_path) != secret
+
+
+def test_a_secret_that_others_could_have_written_is_refused(tmp_path: Path) -> None:
+    worker.supernode_arguments(tmp_path)
+    file = tmp_path / worker.KEY_FILE
+    file.chmod(0o640)
+    with pytest.raises(StateError, match="must be yours alone"):
+        worker.read_secret(tmp_path)
+    file.chmod(0o600)
+    file.rename(tmp_path / "other")
+    file.symlink_to(tmp_path / "other")
+    with pytest.raises(StateError, match="cannot be read"):
+        worker.read_secret(tmp_path)
+    file.unlink()
+    with pytest.raises(StateError, match="cannot be read"):
+        worker.read_secret(tmp_path)
+
+
+BUNDLE = """
+import hyperfl_flwr.core.rng, numpy
+before = sys.modules["numpy"]
+
+def handle():
+    sys.path.insert(0, sys.argv[1])
+    import hyperfl_flwr, numpy
+    print(hyperfl_flwr.MARK, "hyperfl_flwr.core.rng" in sys.modules, numpy is before, flush=True)
+    raise SystemExit(7)
+
+print(run(handle), "hyperfl_flwr.core.rng" in sys.modules)
+"""
+
+
+def test_a_message_imports_the_project_from_the_bundle_and_other_packages_not_again(tmp_path: Path) -> None:
+    package = tmp_path / "hyperfl_flwr"
+    package.mkdir()
+    (package / "__init__.py").write_text("MARK = 'the bundle'\n")
+    found = result(BUNDLE, tmp_path)
+    assert found.stdout.splitlines() == ["the bundle False True", "7 True"], found.stderr
+
+
+NUMBERS = """
+import random, numpy
+
+def handle():
+    print(random.random(), numpy.random.rand(), Path("/proc/self/comm").read_text().strip(), flush=True)
+    raise SystemExit(0)
+
+for _ in range(2):
+    run(handle)
+"""
+
+
+def test_processes_share_no_random_numbers() -> None:
+    first, second = (line.split() for line in result(NUMBERS).stdout.splitlines())
+    assert first[0] != second[0]
+    assert first[1] != second[1]
+    assert first[2] == second[2] == "flwr-clientapp"
+
+
+FAILING = """
+def handle():
+    raise ValueError("wrong")
+
+print(run(handle))
+"""
+
+
+def test_an_error_ends_the_process_alone() -> None:
+    found = result(FAILING)
+    assert found.stdout == "1\n"
+    assert "ValueError: wrong" in found.stderr
+
+
+THREADED = """
+import threading
+threading.Thread(target=time.sleep, args=(60,), daemon=True, name="other").start()
+run(lambda: None)
+"""
+
+
+def test_a_process_with_threads_is_not_forked() -> None:
+    found = result(THREADED)
+    assert found.returncode == 1
+    assert "a process with threads cannot be forked: ['MainThread', 'other']" in found.stderr
+
+
+def sleeping(tmp_path: Path, last: str) -> int:
+    """Return the id of a forked process that sleeps, once it has begun."""
+    program = f"""
+def handle():
+    Path(sys.argv[1]).write_text(str(os.getpid()))
+    time.sleep(300)
+
+process = start(handle)
+while not Path(sys.argv[1]).exists() or not Path(sys.argv[1]).read_text():
+    time.sleep(0.01)
+{last}
+"""
+    file = tmp_path / "pid"
+    result(program, file)
+    return int(file.read_text())
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_a_process_that_still_runs_is_ended(tmp_path: Path) -> None:
+    assert is_gone(sleeping(tmp_path, "end([process])"))
+
+
+def test_a_process_ends_when_the_worker_is_killed(tmp_path: Path) -> None:
+    """The message then fails, and the server sends it again."""
+    pid = sleeping(tmp_path, f"os.kill(os.getpid(), {int(signal.SIGKILL)})")
+    end = time.monotonic() + 60
+    while not is_gone(pid) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert is_gone(pid)
+
+
+def test_a_change_of_the_installed_packages_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    before = worker.installed()
+    assert worker.installed() == before
+    (tmp_path / "new_package").mkdir()
+    assert worker.installed() != before
+
+
+def watches(pid: int) -> bool:
+    """Return whether a process has opened another one to wait for its end."""
+    with contextlib.suppress(OSError):
+        return any(str(file.readlink()) == "anon_inode:[pidfd]" for file in Path(f"/proc/{pid}/fd").iterdir())
+    return False
+
+
+def test_the_worker_ends_with_its_supernode(tmp_path: Path) -> None:
+    """The SuperNode is a process that ends; the worker finds no SuperNode at its port, and waits."""
+    worker.supernode_arguments(tmp_path)
+    with subprocess.Popen(["sleep", "60"]) as supernode:
+        command = [sys.executable, "-m", "hyperfl_flwr", "deploy", "worker", str(tmp_path)]
+        served = subprocess.Popen(
+            [*command, "--port", "9", "--supernode", str(supernode.pid)], env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        while not watches(served.pid):
+            assert served.poll() is None
+            time.sleep(0.05)
+        supernode.kill()
+        supernode.wait()
+        _, errors = served.communicate(timeout=60)
+    assert (served.returncode, errors) == (0, "")
