@@ -81,8 +81,8 @@ def run(
         require_tensorboard()  # before any file is written
     if deployment is not None and (num_nodes is not None or engine != RAY or ray_address is not None):
         raise ConfigError("num_nodes, engine and ray_address are for simulations; a deployment has its own nodes")
-    ready = (deployment or simulation(num_nodes, engine, ray_address))(changes)
     with (
+        (deployment or simulation(num_nodes, engine, ray_address))(changes) as ready,
         _display(progress)(ready.plan.method) as shown,
         _with_event_files(shown, ready.plan.directory, enabled=tensorboard) as observer,
     ):

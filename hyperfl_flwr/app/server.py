@@ -24,7 +24,6 @@ from hyperfl_flwr.flower.parent_monitor import end_with_parent
 from hyperfl_flwr.flower.ray_pool import cluster_hosts, replace_dead_actors
 from hyperfl_flwr.models.custom.provenance import keep_model, model_facts, refuse_other_model
 from hyperfl_flwr.runs import manifest
-from hyperfl_flwr.runs.plots import plot_run
 from hyperfl_flwr.runs.privacy_statement import statement_text
 from hyperfl_flwr.runs.resume import begun_rounds, refuse_other_nodes, resume_round
 from hyperfl_flwr.runs.run_directory import DEPLOYMENT, RunDirectory, new_run_name, read_manifest, refuse_used_directory
@@ -186,6 +185,13 @@ def _recorded(directory: RunDirectory, early_records: Sequence[logging.LogRecord
 
 
 announce = partial(log, logging.INFO, "%s")
+
+
+def plot_run(directory: Path) -> None:
+    """Draw the figures of a finished run; nothing else of the server needs matplotlib, which takes half a second."""
+    from hyperfl_flwr.runs import plots
+
+    plots.plot_run(directory)
 
 
 def _roster(grid: Grid, config: RunConfig, announce: Announce, secure: SecureContext | None) -> Roster:

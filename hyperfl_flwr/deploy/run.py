@@ -34,11 +34,12 @@ def deployment(folder: Path | str) -> Platform:
     """
     place = Deployment.read(Path(folder))
 
-    def ready(changes: Mapping[str, Scalar]) -> ReadyRun:
+    @contextlib.contextmanager
+    def ready(changes: Mapping[str, Scalar]) -> Iterator[ReadyRun]:
         planned: Plan = subprocess_call.call_in_subprocess(
             "hyperfl_flwr.launch.planning:plan_deployed", place.num_nodes, changes
         )
-        return ReadyRun(plan=planned, launch=partial(launch_deployed, place, planned))
+        yield ReadyRun(plan=planned, launch=partial(launch_deployed, place, planned))
 
     return ready
 

@@ -8,6 +8,7 @@ called instead; each takes most of a second.
 import json
 import sqlite3
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +16,25 @@ from pathlib import Path
 
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.flower.superlink.database import run_log, run_status, unfinished_runs
-from hyperfl_flwr.launch.flower_env import CONNECTION, flower_command, plain_text
+from hyperfl_flwr.launch.flower_env import CONNECTION, plain_text
 
 ASK_SECONDS = 5.0
 """Seconds between two calls of `flwr list`, where a run's status is not read from the database."""
+
+COMMAND_SECONDS = 120.0
+"""Seconds that one of Flower's commands may take; it needs about one."""
+
+_PROGRAM = """
+import json
+import sys
+from importlib.metadata import distribution
+(command,) = distribution("flwr").entry_points.select(group="console_scripts", name="flwr")
+run = command.load()
+if words := sys.stdin.readline():
+    sys.argv = ["flwr", *json.loads(words)]
+    sys.exit(run())
+"""
+"""Flower's command `flwr`, which reads its arguments from standard input once it has imported what it needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +89,19 @@ class FlowerClient:
         self._environment = dict(environment)
         self._database = database
         self._status_cache: dict[int, tuple[float, RunStatus]] = {}
+        self._waiting: subprocess.Popen[str] | None = None
+
+    def prepare(self) -> None:
+        """Start the process of the next command, which imports Flower meanwhile; `close` ends it if none follows."""
+        if self._waiting is None:
+            self._waiting = self._started()
+
+    def close(self) -> None:
+        """End a process that `prepare` has started and no command has used."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.kill()
+            waiting.communicate()
 
     @property
     def reads_database(self) -> bool:
@@ -168,15 +197,21 @@ class FlowerClient:
 
     def _flwr(self, *words: str) -> str:
         """Run a `flwr` command and return its output; with `--format json` it exits with 0 even when it fails."""
+        command, self._waiting = self._waiting or self._started(), None
         try:
-            done = subprocess.run(
-                self._within([str(flower_command("flwr")), *words]),
-                env=self._environment, cwd=self._home, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False,
-            )  # fmt: skip
+            return command.communicate(json.dumps(words) + "\n", timeout=COMMAND_SECONDS)[0]
         except subprocess.TimeoutExpired as error:
-            raise RunFailedError(f"`flwr {words[0]}` did not end within two minutes.") from error
-        return done.stdout
+            raise RunFailedError(f"`flwr {words[0]}` did not end within {COMMAND_SECONDS:g} s.") from error
+        finally:
+            if command.poll() is None:
+                command.kill()
+                command.communicate()
+
+    def _started(self) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            self._within([sys.executable, "-P", "-c", _PROGRAM]), env=self._environment, cwd=self._home, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
 
 
 def _json_in(text: str) -> dict[str, object]:

@@ -38,6 +38,9 @@ _SETTINGS = {
     "MKL_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
+    "RAY_agent_manager_retry_interval_ms": "100",  # how soon Ray starts processes once it can; by default 1 s
+    "RAY_preload_python_modules": "torch",  # while the server imports it, too
+    "RAY_prestart_worker_first_driver": "0",  # Flower's actors cannot use the processes that Ray starts beforehand
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     _LOOPBACK: "0",
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -67,8 +67,8 @@ class ReadyRun:
     launch: Callable[[RunCallbacks], Path]
 
 
-Platform = Callable[[Mapping[str, Scalar]], ReadyRun]
-"""Where runs train: checks changes of settings and returns a run with them that can start."""
+Platform = Callable[[Mapping[str, Scalar]], AbstractContextManager[ReadyRun]]
+"""Where runs train: checks changes of settings and gives a run with them that can start within the `with` block."""
 
 
 def watch(

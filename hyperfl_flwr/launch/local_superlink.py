@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -63,12 +64,15 @@ class LocalSuperLink:
         self._wanted_home = home
         self._ray_address, self._folder = ray_address, folder
         self._start_timeout = start_timeout
-        self._private = not (ray_address or private_network.obstacle()) if private is None else private
+        self._wants_private = private
+        self._private = False
         self._temporary: list[Path] = []
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._client: FlowerClient | None = None
         self._seen: dict[int, processes.Process] = {}
         self._network: private_network.Network | None = None
+        self._has_run = False
+        self._given_up = threading.Event()
         self.home = Path()
         self._database = Path()
         self.port = 0
@@ -110,6 +114,7 @@ class LocalSuperLink:
         Raises:
             RunFailedError: If Flower did not accept the run.
         """
+        self._has_run = True
         return self._running().submit(app, run_config, federation)
 
     def status(self, run_id: int) -> RunStatus:
@@ -141,12 +146,21 @@ class LocalSuperLink:
         """Return the last lines of the run's output, for an error message."""
         return self._running().log_tail(run_id, lines)
 
+    def give_up(self) -> None:
+        """Make `__enter__`, which another thread executes, fail soon instead of waiting for the SuperLink."""
+        self._given_up.set()
+
     def stop(self) -> None:
         """End the SuperLink and its whole process tree; may be called at any time and more than once."""
+        if self._client is not None:
+            self._client.close()
         supervisor = self._supervisor
         if supervisor is not None:
             supervisor.terminate()  # first: from here on everything ends even if this process is interrupted
-            self._below()
+            if self._has_run:
+                self._below()
+            else:  # there is nothing that must end in order
+                processes.kill_all(self._below)
             try:
                 supervisor.wait(timeout=STOP_SECONDS)
             except subprocess.TimeoutExpired:
@@ -161,6 +175,10 @@ class LocalSuperLink:
     def _start(self) -> None:
         if self._supervisor is not None:
             raise ValueError("this LocalSuperLink was entered before; create another one")
+        if self._wants_private is None:
+            self._private = not (self._ray_address or private_network.obstacle())
+        else:
+            self._private = self._wants_private
         if self._wanted_home is None:
             prefix = "hyperfl-" if self._folder is None else ".hyperfl-"
             self._temporary.append(Path(tempfile.mkdtemp(prefix=prefix, dir=self._folder)))
@@ -174,6 +192,7 @@ class LocalSuperLink:
         environment = flower_environment(self.home, self._temporary[-1], ray_address=self._ray_address)
         for _attempt in range(3):  # another program may take the free port before the SuperLink does
             self._launch(environment)
+            self._running().prepare()
             if self._wait_until_ready():
                 return
             if "address already in use" not in self._superlink_log():
@@ -181,6 +200,8 @@ class LocalSuperLink:
         raise RunFailedError(f"Flower's SuperLink ended while it started.\n{self._superlink_log()}")
 
     def _launch(self, environment: Mapping[str, str]) -> None:
+        if self._client is not None:
+            self._client.close()
         self._close_network()
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -222,7 +243,8 @@ class LocalSuperLink:
         deadline = time.monotonic() + self._start_timeout
         check = subprocess.Popen(self._within(private_network.health_check(self.port)), stdin=subprocess.DEVNULL)
         while check.poll() is None and self._supervisor_lives() and time.monotonic() < deadline:
-            time.sleep(0.02)
+            if self._given_up.wait(0.02):
+                break
         ready = check.poll() == 0
         check.kill()
         check.wait()
@@ -230,6 +252,8 @@ class LocalSuperLink:
             return False
         if ready:
             return True
+        if self._given_up.is_set():
+            raise RunFailedError("The start of Flower's SuperLink was given up.")
         raise RunFailedError(
             f"Flower's SuperLink did not answer within {self._start_timeout:g} s.\n{self._superlink_log()}"
         )

@@ -15,8 +15,9 @@ from typing import Any
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.toml_files import flatten
 from hyperfl_flwr.launch import subprocess_call
+from hyperfl_flwr.launch.early_superlink import EarlySuperLink
 from hyperfl_flwr.launch.follow import Display
-from hyperfl_flwr.launch.plans import SimulationPlan
+from hyperfl_flwr.launch.plans import RAY, SimulationPlan
 from hyperfl_flwr.launch.simulation import launch
 
 METHODS = ("hyperfl", "fedavg", "local")
@@ -94,12 +95,13 @@ def quickstart(output: Path | None, num_rounds: int, display: Display, engine: s
     Raises:
         HyperFLError: If a run cannot start, or fails.
     """
-    plans: list[SimulationPlan] = subprocess_call.call_in_subprocess(
-        "hyperfl_flwr.launch.quickstart:plan_methods", output, num_rounds, engine
-    )
-    for planned in plans:
-        with display(f"{planned.method}, seed {planned.settings['seed']}") as observer:
-            launch(planned, observer)
+    with EarlySuperLink(wanted=engine == RAY) as superlink:
+        plans: list[SimulationPlan] = subprocess_call.call_in_subprocess(
+            "hyperfl_flwr.launch.quickstart:plan_methods", output, num_rounds, engine
+        )
+        for planned in plans:
+            with display(f"{planned.method}, seed {planned.settings['seed']}") as observer:
+                launch(planned, observer, superlink)
     runs = {method: [planned.directory for planned in plans if planned.method == method] for method in METHODS}
     folder = plans[0].directory.parent.parent
     picture = folder / "comparison.png"

@@ -1,6 +1,8 @@
 """Run a simulation, on Flower's engine or in one process, and follow it to its end."""
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -11,10 +13,10 @@ from hyperfl_flwr.launch.app_bundle import build_app
 from hyperfl_flwr.launch.cluster import Cluster, parse_address
 from hyperfl_flwr.launch.cluster_run import launch_on_cluster
 from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots
+from hyperfl_flwr.launch.early_superlink import EarlySuperLink
 from hyperfl_flwr.launch.flower_env import federation_config
 from hyperfl_flwr.launch.follow import Platform, ReadyRun, RunCallbacks, follow, with_resume_hint
 from hyperfl_flwr.launch.in_process_run import InProcessRun
-from hyperfl_flwr.launch.local_superlink import LocalSuperLink
 from hyperfl_flwr.launch.other_accounts import simulation_warning
 from hyperfl_flwr.launch.plans import IN_PROCESS, RAY, SimulationPlan
 
@@ -28,11 +30,13 @@ def simulation(num_nodes: int | None = None, engine: str = RAY, ray_address: str
         ray_address: HOST:PORT of a running Ray cluster; None for this machine.
     """
 
-    def ready(changes: Mapping[str, Scalar]) -> ReadyRun:
-        planned: SimulationPlan = subprocess_call.call_in_subprocess(
-            "hyperfl_flwr.launch.planning:plan", changes, num_nodes, engine, found_cluster(ray_address)
-        )
-        return ReadyRun(plan=planned, launch=partial(launch, planned))
+    @contextmanager
+    def ready(changes: Mapping[str, Scalar]) -> Iterator[ReadyRun]:
+        with EarlySuperLink(wanted=engine == RAY and ray_address is None) as superlink:
+            planned: SimulationPlan = subprocess_call.call_in_subprocess(
+                "hyperfl_flwr.launch.planning:plan", changes, num_nodes, engine, found_cluster(ray_address)
+            )
+            yield ReadyRun(plan=planned, launch=partial(launch, planned, superlink=superlink))
 
     return ready
 
@@ -50,12 +54,14 @@ def found_cluster(ray_address: str | None) -> Cluster | None:
     return found
 
 
-def launch(planned: SimulationPlan, observer: RunCallbacks) -> Path:
+def launch(planned: SimulationPlan, observer: RunCallbacks, superlink: EarlySuperLink | None = None) -> Path:
     """Run the app on the planned engine and wait for its end.
 
     Args:
         planned: A plan of `hyperfl_flwr.launch.planning.plan`.
         observer: Receives rounds, log lines and notes of the run.
+        superlink: The SuperLink to use, which keeps running after the run; None for one that ends with the run. While
+            the run waits for a core, there is none.
 
     Returns:
         The run's folder.
@@ -69,8 +75,16 @@ def launch(planned: SimulationPlan, observer: RunCallbacks) -> Path:
     if planned.cluster is not None:
         return launch_on_cluster(planned, planned.cluster, observer)
     processes = planned.num_nodes if planned.engine == RAY else 1
+    if superlink is None:
+        with EarlySuperLink(wanted=False) as own:
+            return launch(planned, observer, own)
+
+    def on_wait() -> None:
+        observer.on_note(f"{WAITING} for one")
+        superlink.discard()
+
     with CoreSlots() as slots:
-        held = slots.acquire(processes * planned.threads, lambda: observer.on_note(f"{WAITING} for one"))
+        held = slots.acquire(processes * planned.threads, on_wait)
         actors = min(processes, max(1, held // planned.threads))
         observer.on_note(_where(planned, actors))
         if planned.engine == IN_PROCESS:
@@ -78,14 +92,15 @@ def launch(planned: SimulationPlan, observer: RunCallbacks) -> Path:
                 return follow(process, 0, planned, observer)
         if problem := simulation_warning():
             observer.on_note(f"warning: {problem}")
-        with LocalSuperLink() as superlink:
-            app = build_app(superlink.home / "app", planned.source)
-            settings = superlink.home / "settings.toml"
-            settings.write_text(settings_text(planned.settings))
-            federation = federation_config(planned.num_nodes, actors, planned.num_gpus)
-            run_id = superlink.submit(app, settings, federation)
-            with with_resume_hint(planned, observer):
-                return follow(superlink, run_id, planned, observer)
+        flower = superlink.get()
+        folder = Path(tempfile.mkdtemp(prefix="run-", dir=flower.home))
+        app = build_app(folder / "app", planned.source)
+        settings = folder / "settings.toml"
+        settings.write_text(settings_text(planned.settings))
+        federation = federation_config(planned.num_nodes, actors, planned.num_gpus)
+        run_id = flower.submit(app, settings, federation)
+        with with_resume_hint(planned, observer):
+            return follow(flower, run_id, planned, observer)
 
 
 def _where(planned: SimulationPlan, actors: int) -> str:

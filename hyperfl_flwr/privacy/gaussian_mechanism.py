@@ -19,7 +19,6 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import erfcx, log_ndtr, ndtri
 
 MARGIN = 1e-9
 """Relative increase of sigma and of epsilon: rounding never makes the noise too small, or the privacy loss."""
@@ -50,6 +49,7 @@ def smallest_sigma(epsilon: float, delta: float, sensitivity: float) -> float:
     if not 0 < sensitivity < math.inf:
         raise ValueError(f"the sensitivity must be positive and finite, got {sensitivity}")
     from scipy.optimize import brentq  # deferred: takes a third of a second, and few processes need it
+    from scipy.special import ndtri
 
     log_delta = math.log(delta)
 
@@ -88,6 +88,7 @@ def smallest_epsilon(sigma: float, delta: float, sensitivity: float) -> float:
     if not 0 < sensitivity < math.inf:
         raise ValueError(f"the sensitivity must be positive and finite, got {sensitivity}")
     from scipy.optimize import brentq  # deferred, as above
+    from scipy.special import ndtri
 
     log_delta, m = math.log(delta), sensitivity / sigma
     if m == 0 or not m * m < math.inf:
@@ -117,11 +118,15 @@ def _log_delta(x: float, y: float, m: float) -> float:
         t = x + m * (NODES + 1) / 2
         difference = m / 2 * float(WEIGHTS @ (1 - t * _mills_ratio(t)))
         return log_density + math.log(difference) if difference > 0 else -math.inf
+    from scipy.special import log_ndtr  # deferred, as above
+
     log_tail = float(log_ndtr(-x))
     return log_tail + math.log1p(-math.exp(log_density - log_tail) * float(_mills_ratio(np.array(y))))
 
 
 def _mills_ratio(t: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return Mills' ratio Phi(-t) / phi(t), for t above -1."""
+    from scipy.special import erfcx  # deferred, as above
+
     ratio: NDArray[np.float64] = math.sqrt(math.pi / 2) * erfcx(t / math.sqrt(2))
     return ratio

@@ -206,9 +206,10 @@ def test_a_networks_source_is_read_as_it_is_now(tmp_path: Path, monkeypatch: pyt
     source = tmp_path / "corrected_network.py"
     source.write_text(NETWORK.format(inputs=63))
     with pytest.raises(ConfigError, match="corrected_network:build"):
-        simulation(1, "in-process")(changes)
+        simulation(1, "in-process")(changes).__enter__()
     source.write_text(NETWORK.format(inputs=64))
-    assert simulation(1, "in-process")(changes).plan.source == source
+    with simulation(1, "in-process")(changes) as ready:
+        assert ready.plan.source == source
     assert "corrected_network" not in sys.modules
 
 

@@ -15,7 +15,7 @@ from strategies.pfedhn import PFedHN
 @pytest.mark.parametrize(
     ("modules", "not_needed"),
     [
-        ("hyperfl_flwr.app.client", "flwr.superlink.grid, matplotlib, ray, scipy.optimize, scipy.stats, sklearn"),
+        ("hyperfl_flwr.app.client", "flwr.superlink.grid, matplotlib, ray, scipy, sklearn"),
         ("hyperfl_flwr.cli.main", "flwr, matplotlib, pydantic, torch"),
         ("hyperfl_flwr.methods, hyperfl_flwr.config.run_config", "flwr, matplotlib, scipy, torch"),
         (
@@ -23,7 +23,8 @@ from strategies.pfedhn import PFedHN
             "hyperfl_flwr.deploy.check_server, hyperfl_flwr.deploy.admission",
             "matplotlib, ray, torch",
         ),
-        ("hyperfl_flwr.launch.planning", "matplotlib, ray, scipy.stats, sklearn"),
+        ("hyperfl_flwr.app.server", "matplotlib, ray, scipy, sklearn"),
+        ("hyperfl_flwr.launch.planning", "matplotlib, ray, scipy, sklearn"),
         (
             "hyperfl_flwr.cli.main, hyperfl_flwr.launch.simulation, hyperfl_flwr.deploy.run, "
             "hyperfl_flwr.deploy.personalize, hyperfl_flwr.launch.quickstart, hyperfl_flwr.api.train",
