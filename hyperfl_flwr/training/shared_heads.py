@@ -227,9 +227,7 @@ class HeadsOnShared(FactoredHeads):
         left = self._past_activations() * self._step_weights()[:, None]
         right = self._stack[self._begin : self._begin + self._count]
         factor = float(self._factors.weights[0])
-        return FactoredArray(
-            base=self.weight, base_bound=self._shared.bound, factor=factor, left=left, right=right
-        )
+        return FactoredArray(base=self.weight, base_bound=self._shared.bound, factor=factor, left=left, right=right)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
