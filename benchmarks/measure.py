@@ -40,7 +40,8 @@ class Variant:
     Attributes:
         name: Title in the page.
         method: Name of the project's method.
-        program: `plain` (the loop of benchmarks/plain.py), `ours` (the project, without Ray) or `ray`.
+        program: `plain` (the loop of benchmarks/plain.py), `ours` (the project, without Ray), `ray` or
+            `cohort-N` (N clients of a node together, of which one is reported).
         keeps_memory: Whether glibc is configured to keep freed memory, as by `hyperfl run`.
     """
 
@@ -50,15 +51,20 @@ class Variant:
     keeps_memory: bool = True
 
 
-CLIENT_VARIANTS = (
+ALONE_VARIANTS = (
     Variant(name="FedAvg, plain loop", method="fedavg", program="plain"),
     Variant(name="FedAvg, ours", method="fedavg", program="ours"),
     Variant(name="HyperFL, plain loop, default malloc", method="hyperfl", program="plain", keeps_memory=False),
     Variant(name="HyperFL, plain loop", method="hyperfl", program="plain"),
     Variant(name="HyperFL, ours", method="hyperfl", program="ours"),
 )
+CLIENT_VARIANTS = (
+    *ALONE_VARIANTS,
+    Variant(name="HyperFL, ours, one of 10 in a cohort", method="hyperfl", program="cohort-10"),
+    Variant(name="HyperFL, ours, one of 20 in a cohort", method="hyperfl", program="cohort-20"),
+)
 FEDERATED_VARIANTS = (
-    *CLIENT_VARIANTS,
+    *ALONE_VARIANTS,
     Variant(name="FedAvg, ours on Ray", method="fedavg", program="ray"),
     Variant(name="HyperFL, ours on Ray", method="hyperfl", program="ray"),
 )

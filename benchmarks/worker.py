@@ -16,6 +16,7 @@ from typing import TextIO
 
 import torch
 
+from benchmarks.cohort import PROGRAM, cohort_round, size_of
 from benchmarks.memory import private_memory
 from benchmarks.private_steps import measure_private_steps
 from benchmarks.secure_rounds import measure_rounds
@@ -55,12 +56,19 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         if specification["kind"] == "client":
-            one = client_round(work, specification["program"], Path(folder))
+            size = size_of(specification["program"])
+            alone = not specification["program"].startswith(PROGRAM)
+            one = (
+                client_round(work, specification["program"], Path(folder))
+                if alone
+                else cohort_round(work, size, Path(folder))
+            )
             one()  # warm-up
             for _ in _requests(answers):
                 cpu, wall = time.process_time(), time.perf_counter()
                 loss = one()
-                result = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall, "loss": loss}
+                spent = {"cpu": (time.process_time() - cpu) / size, "wall": (time.perf_counter() - wall) / size}
+                result = {**spent, "loss": loss}
                 print(json.dumps(result | _memory(start)), file=answers, flush=True)
             return
         for _ in _requests(answers):

@@ -1,6 +1,5 @@
 """Train the clients of a node in cohorts, where the method allows it."""
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from clients.engine.base import BaseClient, BegunRound
 from clients.engine.cohort_training import CohortTraining
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.metrics.memory import free_memory
 from hyperfl_flwr.node.cohort import Job, Received, SequentialTrainer, Trainer, in_order, train_alone
 from hyperfl_flwr.node.trained import Failed, Trained, TrainedOne
 
@@ -116,8 +116,3 @@ def _ended(
     keys = [key for key in member.keys() if key not in received.down]  # noqa: SIM118 - a client is no dict
     named: dict[str, Any] = dict(zip(keys, arrays, strict=True))
     return TrainedOne(client=member.context.client, arrays=named, num_examples=num_examples, metrics=metrics)
-
-
-def free_memory() -> int:
-    """Return the memory in bytes that the system can still give to programs."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

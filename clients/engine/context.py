@@ -67,7 +67,7 @@ def client_setting(
     return ClientContext(
         config=config,
         client=client,
-        data=data.client(client).to(device),
+        data=data.client(client, device),
         device=device,
         state=state,
         global_test=data.global_test if config.data.global_test else None,

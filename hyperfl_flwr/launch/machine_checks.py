@@ -15,6 +15,7 @@ from hyperfl_flwr.launch.core_locks import usable_cores
 from hyperfl_flwr.launch.findings import Finding, error, ok, warning
 from hyperfl_flwr.launch.flower_env import DEFAULT_PORT
 from hyperfl_flwr.launch.sizing import NODE_BYTES
+from hyperfl_flwr.metrics.memory import free_memory
 
 GIGABYTE = 1e9
 
@@ -64,12 +65,7 @@ def memory(group: Path = Path("/sys/fs/cgroup"), table: Path = Path("/proc/memin
         group: The cgroup folder with a container's limits (Linux, cgroup v2).
         table: Linux's table of total and free memory.
     """
-    rows = dict(re.findall(r"^(\w+): +(\d+) kB$", table.read_text(), flags=re.M)) if table.is_file() else {}
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    free = int(rows["MemAvailable"]) * 1024 if "MemAvailable" in rows else total
-    limit, used = (_words(group / name) for name in ("memory.max", "memory.current"))
-    if limit and used and limit[0].isdigit():
-        free = min(free, int(limit[0]) - int(used[0]))
+    free = free_memory(group, table)
     processes = int(free / NODE_BYTES)
     text = f"{free / GIGABYTE:.1f} GB are free, enough for {processes} training processes of about 1 GB"
     if processes == 0:

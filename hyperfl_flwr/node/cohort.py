@@ -6,8 +6,7 @@ clients and sends one reply, with the weighted sum of their shared parameters. S
 once per node and not once per client. `hyperfl_flwr.node.array_sums` has the sums. A client that fails is reported and
 left out; the node continues.
 
-A `Trainer` decides how to train the clients: one after another (`SequentialTrainer`), or together, with stacked
-parameters.
+A `Trainer` decides how to train the clients: one after another (`SequentialTrainer`), or together.
 """
 
 import traceback

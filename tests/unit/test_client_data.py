@@ -176,6 +176,22 @@ def test_clients_move_to_a_type_and_device():
     assert client.augmentation is None
 
 
+def test_tensors_of_the_last_clients_are_kept(monkeypatch):
+    """A client that is asked for again is not made again, while the limit allows it; equal tensors otherwise."""
+    data = federate(SETTINGS, load_dataset("digits"))
+    first = data.client(0)
+    assert data.client(0) is first
+    monkeypatch.setattr("hyperfl_flwr.data.federated_data.CACHED_BYTES", first.num_bytes + data.client(1).num_bytes)
+    assert data.client(1) is data.client(1)
+    assert data.client(0) is first
+    data.client(2)  # 1 was asked for least recently
+    assert data.client(0) is first
+    monkeypatch.setattr("hyperfl_flwr.data.federated_data.CACHED_BYTES", 0)
+    again = data.client(0)
+    assert data.client(0) is not again
+    assert torch.equal(data.client(0).train_images, first.train_images)
+
+
 @pytest.mark.parametrize("client", [-1, 20])
 def test_unknown_clients_are_refused(client):
     with pytest.raises(IndexError, match=re.escape(f"client must be in 0..19, got {client}")):

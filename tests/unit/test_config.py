@@ -134,7 +134,8 @@ def test_a_section_is_no_setting(key: str) -> None:
     [
         ("seed", -1), ("seed", 2**63), ("seed", 1.0), ("seed", True), ("seed", "1"),
         ("num-clients", 0), ("num-clients", 5.0), ("num-clients", True), ("num-rounds", 0), ("local-epochs", -1),
-        ("batch-size", 0), ("threads", 0), ("checkpoint-every", 0), ("max-failed-rounds", 0),
+        ("batch-size", 0), ("threads", 0), ("cohort", 0), ("cohort", "all"), ("checkpoint-every", 0),
+        ("max-failed-rounds", 0),
         ("fraction-train", 0.0), ("fraction-train", 1.1), ("fraction-train", float("nan")), ("fraction-train", True),
         ("failure-budget", -0.1), ("failure-budget", 1.1), ("failure-budget", float("nan")),
         ("learning-rate", 0.0), ("learning-rate", "automatic"), ("learning-rate", float("inf")),
