@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -94,7 +95,7 @@ class Cost:
 def write_data(clients: int, file: Path) -> None:
     """Write standard normal vectors with random labels for each client."""
     rng = np.random.default_rng(0)
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, Any] = {}
     for prefix, count in (("", TRAIN), ("test_", TEST)):
         number = clients * count
         arrays[f"{prefix}features"] = rng.standard_normal((number, FEATURES), dtype=np.float32)
