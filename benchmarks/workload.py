@@ -213,11 +213,17 @@ def plain_rounds(work: Workload, num_rounds: int, dataset: Path) -> Rounds:
 
 
 class TimedGrid(InProcessGrid):
-    """A grid that records the times at which each round's messages, and finally those of the evaluation, are sent."""
+    """A grid that records when each phase's messages are sent: those of the rounds, and finally of the evaluation.
+
+    Attributes:
+        times: Wall and CPU time of each phase.
+        answered: Wall and CPU time of the last reply.
+    """
 
     def __init__(self, settings: dict[str, Scalar]) -> None:
         super().__init__(app, NUM_NODES, settings, {"simulated": True})
         self.times: list[tuple[float, float]] = []
+        self.answered: tuple[float, float] = (0.0, 0.0)
 
     def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
         """Send messages and record the time of a train or evaluate phase."""
@@ -225,6 +231,12 @@ class TimedGrid(InProcessGrid):
         if messages and messages[0].metadata.message_type in (MessageType.TRAIN, MessageType.EVALUATE):
             self.times.append(_now())
         return super().push_messages(messages)
+
+    def answer(self, message: Message) -> Message:
+        """Run the receiver of a message, and record the time of its reply."""
+        reply = super().answer(message)
+        self.answered = _now()
+        return reply
 
 
 def in_process_rounds(work: Workload, num_rounds: int, dataset: Path, folder: Path) -> Rounds:

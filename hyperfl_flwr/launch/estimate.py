@@ -104,6 +104,8 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
             parameters = [arrays[name] for name in client.keys()]  # noqa: SIM118 - a client is no dict
             _, _, metrics = client.fit(parameters, {"round": 1, "version": 0, "kept-version": 0})
             seconds.append(float(metrics["seconds"]))
+        # Besides the training, a client's round has two evaluations, each with about half of the rest.
+        evaluation_seconds = max(0.0, seconds[-1] - float(metrics["train-seconds"])) / 2
         private = sum(path.stat().st_size for path in Path(folder).rglob("*.npz"))
     # A fixed number of steps takes the same time whatever the number of epochs.
     per_epoch = 0.0 if client.epochs().steps else max(0.0, seconds[2] - seconds[1])
@@ -114,7 +116,6 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
     wire = (shared + num_bytes(summed)) * hosts + (of_one + answered) * trained
     if config.secagg.enabled:
         wire = shared * hosts + _masked_bytes(sum(value.size for value in summed.values()), hosts)
-    seconds_per_round = client_seconds * -(-trained // busy) + wire / WIRE_BYTES_PER_SECOND
     return Estimate(
         resolved=resolution(given, federation, num_nodes=num_nodes, min_nodes=num_nodes),
         bytes_down_per_client_round=shared + of_one,
@@ -125,9 +126,26 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
         + (SERVER_COPIES + num_nodes - 1) * shared
         + (of_one + answered) * config.num_clients
         + busy * peak_memory(),
-        seconds=STARTUP_SECONDS + config.num_rounds * seconds_per_round,
+        seconds=STARTUP_SECONDS
+        + config.num_rounds * wire / WIRE_BYTES_PER_SECOND
+        + busy_seconds(config, busy, client_seconds, evaluation_seconds),
         client_seconds=client_seconds,
     )
+
+
+def busy_seconds(config: RunConfig, busy: int, client_seconds: float, evaluation_seconds: float) -> float:
+    """Return the seconds that clients train and evaluate in a run: its rounds, the last one, and the evaluation.
+
+    Args:
+        config: The run's settings.
+        busy: Number of processes that work at the same time.
+        client_seconds: Seconds of one client's round.
+        evaluation_seconds: Seconds of one client's evaluation.
+    """
+    sampled, everyone = max(1, round(config.fraction_train * config.num_clients)), config.num_clients
+    last = everyone if config.trains_all(config.num_rounds) else sampled
+    in_turn = (config.num_rounds - 1) * -(-sampled // busy) + -(-last // busy)
+    return in_turn * client_seconds + -(-config.num_evaluated(everyone) // busy) * evaluation_seconds
 
 
 def _masked_bytes(num_parameters: int, num_nodes: int) -> int:

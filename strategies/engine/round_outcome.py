@@ -82,8 +82,13 @@ class Outcome:
         elif is_deployed:
             failed = [failure.client for failure in report.failures]
             self.refuse(node, Refused(clients=failed, reason="none of its clients finished", is_failure=True))
-        self.results = sorted([*self.results, *report.results], key=lambda result: result.client)
-        self.finished = [result.client for result in self.results]
+        added = sorted(report.results, key=lambda result: result.client)
+        in_order = not (self.finished and added) or self.finished[-1] < added[0].client
+        self.results += added
+        self.finished += [result.client for result in added]
+        if not in_order:  # with one client on each node, nodes answer in the order of their clients
+            self.results.sort(key=lambda result: result.client)
+            self.finished.sort()
         self.failures += report.failures
         if report.process != process_name():
             self.processes[report.process] = report.peak_memory

@@ -196,3 +196,13 @@ def test_the_largest_sums_are_taken() -> None:
 def test_outliers_that_are_none(outliers: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         read(2, {key: value.astype(np.float64) for key, value in SENT.items()}, outliers)
+
+
+@pytest.mark.parametrize("reports", [[[0], [1], [2]], [[2, 0], [1]], [[1], [], [0, 2]], [[2, 1, 0]]])
+def test_results_are_in_the_order_of_the_clients(reports: list[list[int]]) -> None:
+    """Whatever the order of the reports, and of the clients in them."""
+    outcome = Outcome()
+    for clients in reports:
+        results = [ClientResult(client=client, num_examples=1, metrics={}) for client in clients]
+        outcome.add(7, Report(results=results, process="a"))
+    assert outcome.finished == [result.client for result in outcome.results] == [0, 1, 2]
