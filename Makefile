@@ -8,7 +8,7 @@ unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV __PYVENV_LAUNCHER__ PIP_PREFIX PIP_PY
 export PIP_USER = 0
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench docs generate clean install install-dev .environment
+.PHONY: help run test check format bench gpu docs generate clean install install-dev .environment
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -37,6 +37,9 @@ format: install-dev ## format the code and mend what can be mended
 
 bench: install-dev ## measure speed and memory
 	@.venv/bin/python -m benchmarks $(ARGS)
+
+gpu: install-dev ## prove this machine's GPU: doctor, CUDA tests, goldens, a run, speed; writes build/gpu.json
+	@.venv/bin/python -m benchmarks.gpu $(ARGS)
 
 generate: install-dev ## write the settings' table and the pages that are generated from the code
 	@.venv/bin/python scripts/generate_settings.py

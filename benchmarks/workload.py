@@ -20,7 +20,7 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.rng import numpy_generator
-from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.setting_types import Precision, Scalar
 from hyperfl_flwr.data.federated_data import ClientData, load_federated_data
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.protocol.arrays import SharedArrays, unpack_arrays
@@ -52,6 +52,7 @@ class Workload:
         batch_size: Number of samples per step.
         epochs: Number of local epochs.
         clients: Number of clients; a federated round trains all of them.
+        device: Device of this project's clients, `cpu` or `cuda`; the plain loops run on the CPU.
     """
 
     method: str
@@ -61,6 +62,7 @@ class Workload:
     batch_size: int = 50
     epochs: int = 5
     clients: int = 20
+    device: str = "cpu"
 
     def as_json(self) -> dict[str, object]:
         """Return the fields, from which `from_json` makes an equal workload."""
@@ -79,7 +81,7 @@ class Workload:
     def settings(self) -> dict[str, Scalar]:
         """Return the project's settings for this workload."""
         return default_settings() | {
-            "method": self.method, "local-epochs": self.epochs, "batch-size": self.batch_size, "device": "cpu",
+            "method": self.method, "local-epochs": self.epochs, "batch-size": self.batch_size, "device": self.device,
             "threads": 1, "num-clients": self.clients, "learning-rate": self.learning_rate,
             "data.train-samples": self.train, "data.test-samples": self.test, "data.partition": "iid",
         }  # fmt: skip
@@ -139,7 +141,7 @@ def initial_arrays(work: Workload) -> SharedArrays:
     return unpack_arrays(strategy(work).initial_arrays())
 
 
-def client_round(work: Workload, program: str, folder: Path) -> Round:
+def client_round(work: Workload, program: str, folder: Path, precision: Precision = "fp32") -> Round:
     """Return a function that runs one client's round, as a node does for one of its clients.
 
     It loads the received parameters, evaluates, trains and evaluates again; only the project's client also stores the
@@ -149,14 +151,15 @@ def client_round(work: Workload, program: str, folder: Path) -> Round:
         work: The workload.
         program: `ours` or `plain`.
         folder: Folder of the private state.
+        precision: Arithmetic of this project's client, see `hyperfl_flwr.core.arithmetic`.
     """
     received, data = initial_arrays(work), client_data(work)
-    config = work.config()
+    config, device = work.config().model_copy(update={"precision": precision}), torch.device(work.device)
     context = ClientContext(
         config=config,
         client=0,
-        data=data,
-        device=torch.device("cpu"),
+        data=data.to(device),
+        device=device,
         state=PrivateState(folder, "benchmark", 0),
     )
 

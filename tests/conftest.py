@@ -34,7 +34,11 @@ them leaves the cores to the others; tests of experiments share the studies that
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest tests first."""
+    """Put the longest tests first, and skip those for CUDA where there is none."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device that torch can use"))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     order = {name: position for position, name in enumerate(LONGEST)}
     items.sort(key=lambda item: (order.get(item.path.parent.name, len(order)), item.path not in slow))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from clients.engine.context import ClientContext
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.models.lowered import in_bfloat16
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.protocol.messages import group_of
@@ -62,9 +63,10 @@ class ClientModel:
         return f"with {config.method} only a SuperNode keeps it"
 
     def new_target(self) -> Target:
-        """Return the target network for the client's data, on the meta device."""
-        data = self.context.data
-        return build_target(self.context.config.target, tuple(data.train_images.shape[1:]), data.num_classes)
+        """Return the target network for the client's data, on the meta device, in the run's precision."""
+        data, config = self.context.data, self.context.config
+        target = build_target(config.target, tuple(data.train_images.shape[1:]), data.num_classes)
+        return in_bfloat16(target) if config.precision == "bf16" else target
 
     def copied_model(self) -> Target:
         """Return a copy of the target network with its current values."""

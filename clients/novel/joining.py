@@ -26,6 +26,7 @@ from clients.novel.node import budget_of_node
 from clients.pfedhn import PFedHNClient
 from hyperfl_flwr.config.joining import joining_config
 from hyperfl_flwr.config.node_config import JOIN_DATA, NOVEL_OUTPUT, NodeConfig
+from hyperfl_flwr.core.arithmetic import set_arithmetic
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.storage import write_atomically
@@ -159,6 +160,7 @@ class JoiningNode:
         """Return the client; the server can set its local training, but no path."""
         config = joining_config(json.loads(step.settings)).model_copy(update={"target": recipe.target})
         device = resolve_device(self.node.device)
+        set_arithmetic(config.precision, deterministic=config.deterministic, device=device)
         return PFedHNClient(
             ClientContext(
                 config=config,

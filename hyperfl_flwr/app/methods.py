@@ -164,6 +164,9 @@ def _check_noisy_steps(config: RunConfig, input_shape: tuple[int, ...], num_clas
     if not client_of(config.method).has_noisy_steps:
         able = ", ".join(name for name in METHODS if client_of(name).has_noisy_steps)
         raise ConfigError(f"{given.format(config.method)}its local training has no noisy steps; take one of {able}")
+    if config.precision != "fp32":
+        found = given.format(f"precision = {config.precision}")
+        raise ConfigError(f"{found}rounded norms weaken the bound of clipping; take precision = fp32")
     if config.privacy.clip_norm:
         raise ConfigError(
             f"{given.format(f'privacy.clip-norm = {config.privacy.clip_norm:g}')}the noise of the steps is all that "

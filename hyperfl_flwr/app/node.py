@@ -18,6 +18,7 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.secure import secure_node
 from hyperfl_flwr.config.node_config import NodeConfig, state_folder
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.arithmetic import set_arithmetic
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError, RefusalError
 from hyperfl_flwr.core.rng import seed_for
@@ -67,6 +68,7 @@ class NodeApp:
         self.keeps_model = not self.simulated if self.node.keep_model is None else self.node.keep_model
         self.mixing_secret = self._mixing_secret()
         self.device = resolve_device(self.config.device)
+        set_arithmetic(self.config.precision, deterministic=self.config.deterministic, device=self.device)
         if self.config.threads != "auto":
             torch.set_num_threads(self.config.threads)
         elif self.simulated:  # other nodes share the machine

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from hyperfl_flwr.core.setting_types import Precision
 from hyperfl_flwr.core.settings import (
     AbsolutePath,
     Auto,
@@ -168,6 +169,18 @@ class MachineConfig(Section):
         "clients then share the received hypernetwork instead of a copy each. `auto`: up to 10, as many as fit into "
         "half of the free memory. `one-by-one`: each alone, with results that differ by rounding. The number has no "
         "effect on results.",
+    )
+    precision: Precision = setting(
+        "fp32",
+        "Arithmetic of the clients' networks. `fp32`: float32, also for convolutions on GPUs, where torch's default is "
+        "TF32. `tf32`: TF32 for convolutions and matrix products on GPUs; no effect on a CPU. `bf16`: bfloat16 for "
+        "the target network's convolutions and matrix products, with parameters and uploads in float32; for GPUs from "
+        "compute capability 8.0 and CPUs with AMX. `dp.epsilon` needs `fp32`.",
+    )
+    deterministic: bool = setting(
+        False,
+        "Use deterministic algorithms only, so that two runs on one GPU are equal bit for bit. An operator without one "
+        "fails. Runs on a CPU are equal without it.",
     )
     checkpoint_every: Positive = setting(
         5, "Rounds between checkpoints; the last round always has one.", resumable=True

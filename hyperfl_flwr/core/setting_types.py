@@ -5,6 +5,9 @@ from typing import Literal
 Scalar = str | int | float | bool
 """Type of a run-config value (Flower's `UserConfigValue`)."""
 
+Precision = Literal["fp32", "tf32", "bf16"]
+"""Arithmetic of local training: float32; on GPUs products of numbers rounded to 11 significant bits (TF32); or target
+networks in bfloat16."""
 
 Realisation = Literal["mean", "chain"]
 """Consensus pairs of PRIV-HFL: each client with the mean of all clients, or with its neighbours in a chain."""

@@ -13,6 +13,7 @@ from hyperfl_flwr.app.methods import client_of, new_strategy
 from hyperfl_flwr.app.node import data_properties
 from hyperfl_flwr.app.resolved import resolution, resolution_text, resolved
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.arithmetic import set_arithmetic
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
 from hyperfl_flwr.launch.plans import SimulationPlan
@@ -95,6 +96,7 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
     server_memory = peak_memory()
     torch.set_num_threads(planned.threads)
     device = resolve_device(config.device)
+    set_arithmetic(config.precision, deterministic=config.deterministic, device=device)
     with tempfile.TemporaryDirectory() as folder:
         seconds = []
         for epochs in (1, 1, 2):  # the first is a warm-up: libraries load, memory is mapped

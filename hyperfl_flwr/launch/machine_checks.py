@@ -37,6 +37,9 @@ PORTS = {
     LOCAL_PORT: "the SuperLink of Flower's own `flwr run`",
 }
 
+DRIVER = Path("/proc/driver/nvidia/version")
+"""File with the version of NVIDIA's driver (Linux)."""
+
 
 def temporary_folder() -> Path:
     """Return the folder of temporary files."""
@@ -93,25 +96,31 @@ def threads(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
         yield ok("threads", f"not set in the environment; a deployed node uses {torch.get_num_threads()}")
 
 
-def gpus(driver: Path = Path("/proc/driver/nvidia/version")) -> Iterator[Finding]:
+def driver_version(driver: Path = DRIVER) -> str:
+    """Return the version of NVIDIA's driver from its file; empty without a driver."""
+    found = re.search(r"Module[^\n]*?(\d+\.\d+(?:\.\d+)?)", driver.read_text()) if driver.is_file() else None
+    return found[1] if found else ""
+
+
+def gpus(driver: Path = DRIVER) -> Iterator[Finding]:
     """Check which GPUs torch can use, by a computation on each, and explain why it cannot use the others.
 
     Args:
         driver: File with the version of NVIDIA's driver.
     """
-    found = re.search(r"Module[^\n]*?(\d+\.\d+(?:\.\d+)?)", driver.read_text()) if driver.is_file() else None
+    found = driver_version(driver)
     build = f"torch {torch.__version__}" + (f" for CUDA {torch.version.cuda}" if torch.version.cuda else " for CPUs")
     if torch.cuda.is_available():
         yield from (_gpu(number, build) for number in range(torch.cuda.device_count()))
-    elif found is None:
+    elif not found:
         yield ok("GPU", f"none; {build}")
     elif not torch.version.cuda:
-        text = f"the machine has NVIDIA's driver {found[1]}, but {build} cannot use it"
+        text = f"the machine has NVIDIA's driver {found}, but {build} cannot use it"
         yield warning("GPU", text, "install a build of torch for CUDA")
     elif os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         yield warning("GPU", "CUDA_VISIBLE_DEVICES is empty, which hides all GPUs", "unset it")
     else:
-        text = f"{build} finds no GPU with NVIDIA's driver {found[1]}"
+        text = f"{build} finds no GPU with NVIDIA's driver {found}"
         yield warning("GPU", text, "install the build of torch for the driver's CUDA version (nvidia-smi shows it)")
 
 

@@ -23,6 +23,7 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.restore import Restored, restored
 from hyperfl_flwr.config.joining import inherited, joining_config
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.arithmetic import set_arithmetic
 from hyperfl_flwr.core.errors import HyperFLError, RunDirectoryError, StateError
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.core.setting_types import Scalar
@@ -203,6 +204,7 @@ def join(shared: Shared, dataset: str, output: Path, rounds: int, device: torch.
 
 
 def _member(shared: Shared, data: ClientData, output: Path, device: torch.device) -> BaseClient:
+    set_arithmetic(shared.config.precision, deterministic=shared.config.deterministic, device=device)
     return client_of(shared.config.method)(
         ClientContext(
             config=shared.config,

@@ -62,9 +62,10 @@ RUNS: dict[str, dict[str, Scalar]] = {
 KEYS = ("train_loss", "personalized_accuracy")
 
 
-def sequences(name: str, folder: Path, *, num_nodes: int = 2) -> dict[str, Sequence[float]]:
+def sequences(name: str, folder: Path, *, num_nodes: int = 2, device: str = "cpu") -> dict[str, Sequence[float]]:
     """Run one of `RUNS` in this process and return its mean training loss and personalized accuracy by round."""
-    config = RunConfig.from_flat(default_settings() | COMMON | RUNS[name] | {"output": str(folder / "run")})
+    changes = {"output": str(folder / "run"), "device": device}
+    config = RunConfig.from_flat(default_settings() | COMMON | RUNS[name] | changes)
     grid = InProcessGrid(client_app.app, num_nodes, config.flat(), {"simulated": True})
     rounds = [record for record in read_metrics(server_app.run(grid, config)) if record["kind"] == "train"]
     return {key: [record[key] for record in rounds] for key in KEYS}

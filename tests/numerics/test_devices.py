@@ -10,6 +10,7 @@ from clients.engine.context import ClientContext
 from hyperfl_flwr.app.methods import client_of, new_strategy
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.arithmetic import set_arithmetic
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import DeviceError
 from hyperfl_flwr.data.federated_data import ClientData
@@ -65,9 +66,10 @@ def test_what_must_hold_is_said(num_gpus, name, message, monkeypatch):
         resolve_device(name)
 
 
-def fit(method, device, tmp_path):
+def fit(method, device, tmp_path, target="cnn", deterministic=False):
     """Return (shared arrays, numbers, private arrays) of one client's round on a device."""
     changes = {"method": method, "batch-size": 20, "local-epochs": 2, "device": device, "learning-rate": 0.01}
+    changes |= {"target": target}
     config = resolved(RunConfig.from_flat(default_settings() | changes))
     rng = np.random.default_rng(0)
     images = [torch.from_numpy(rng.standard_normal((num, 1, 28, 28)).astype(np.float32)) for num in (50, 30)]
@@ -82,20 +84,27 @@ def fit(method, device, tmp_path):
     )
     node = Node(id=0, partition=0, clients=[0], properties={"input-shape": [1, 28, 28], "num-classes": 10})
     strategy = new_strategy(config, Federation([node]), experiment="", run_directory="")
-    arrays = unpack_arrays(strategy.initial_arrays())
+    arrays = unpack_arrays(strategy.initial_arrays()) | strategy.per_client_arrays([0]).get(0, {})
     state = PrivateState(tmp_path / device, "", 0)
     where = resolve_device(device)
+    set_arithmetic("fp32", deterministic=deterministic, device=where)
     client = client_of(method)(ClientContext(config=config, client=0, data=data.to(where), device=where, state=state))
     keys = client.keys()
     shared, _, numbers = client.fit([arrays[key] for key in keys], {"round": 1, "version": 0, "kept-version": 0})
     return dict(zip(keys, shared, strict=True)), numbers, state.load(1) if client.private else {}
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device that torch can use")
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "ppsgd", "hyperfl", "priv-hfl"])
-def test_a_round_on_cuda_is_the_round_on_the_cpu(method, tmp_path):
+ROUNDS = [
+    ("fedavg", "cnn"), ("fedavg", "resnet18"), ("fedprox", "cnn"), ("fedrep", "cnn"), ("ppsgd", "cnn"),
+    ("hyperfl", "cnn"), ("hyperfl-frozen", "cnn"), ("pfedhn", "lenet"), ("it-pfl", "mlp-500"), ("priv-hfl", "cnn"),
+]  # fmt: skip
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("method", "target"), ROUNDS)
+def test_a_round_on_cuda_is_the_round_on_the_cpu(method, target, tmp_path):
     """After six float32 SGD steps parameters agree to 1e-3 (absolute) and losses to 1e-3 (relative)."""
-    on_cpu, on_cuda = (fit(method, device, tmp_path) for device in ("cpu", "cuda"))
+    on_cpu, on_cuda = (fit(method, device, tmp_path, target) for device in ("cpu", "cuda"))
     for cpu, cuda in ((on_cpu[0], on_cuda[0]), (on_cpu[2], on_cuda[2])):
         assert set(cpu) == set(cuda)
         for key, value in cpu.items():
@@ -104,10 +113,22 @@ def test_a_round_on_cuda_is_the_round_on_the_cpu(method, tmp_path):
         assert on_cuda[1][name] == pytest.approx(on_cpu[1][name], rel=1e-3)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "hyperfl"])
-def test_a_round_is_repeatable(method, tmp_path):
+@pytest.mark.parametrize(("method", "target"), [each for each in ROUNDS if each[1] != "resnet18"])
+def test_a_round_is_repeatable(method, target, tmp_path):
     """The same round twice on the CPU is bit-equal, which the comparison with CUDA relies on."""
-    one, two = (fit(method, "cpu", tmp_path / name) for name in ("one", "two"))
+    one, two = (fit(method, "cpu", tmp_path / name, target) for name in ("one", "two"))
     for first, second in ((one[0], two[0]), (one[2], two[2])):
         for key, value in first.items():
             np.testing.assert_array_equal(second[key], value)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("method", ["fedavg", "hyperfl"])
+def test_a_deterministic_round_on_cuda_is_repeatable(method, tmp_path):
+    """With deterministic algorithms the same round twice on one GPU is bit-equal."""
+    try:
+        one, two = (fit(method, "cuda", tmp_path / name, deterministic=True) for name in ("one", "two"))
+    finally:
+        set_arithmetic("fp32", deterministic=False, device=torch.device("cuda"))
+    for key, value in one[0].items():
+        np.testing.assert_array_equal(two[0][key], value)

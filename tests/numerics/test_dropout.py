@@ -68,7 +68,7 @@ def test_only_one_target_has_it() -> None:
     assert not has_dropout(nn.Linear(2, 3))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device that torch can use")
+@pytest.mark.cuda
 def test_it_leaves_out_the_same_units_on_cuda() -> None:
     ones = torch.ones(10, 100)
     assert torch.equal(layer()(ones.cuda()).cpu(), layer()(ones))

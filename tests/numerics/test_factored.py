@@ -185,7 +185,7 @@ def test_a_whole_round_in_float64():
     assert_same_round(torch.float64, "cpu", 5, 1e-12)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device that torch can use")
+@pytest.mark.cuda
 def test_a_whole_round_in_float64_on_cuda():
     """The same holds on CUDA."""
     assert_same_round(torch.float64, "cuda", 5, 1e-12)

@@ -250,7 +250,7 @@ def test_results_do_not_depend_on_the_batching():
         np.testing.assert_allclose(one.images, other.images, atol=1e-4)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
 @pytest.mark.parametrize(("name", "method"), [("head-gradient", "hyperfl"), ("ig", "fedavg"), ("ig-paper", "hyperfl")])
 def test_cuda_computes_the_same(name, method):
     """The objectives at the random start agree, before rounding can grow."""

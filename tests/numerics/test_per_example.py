@@ -231,7 +231,7 @@ def test_some_parameters_in_any_order(name):
     assert_as_autograd(network, chosen, (3, 9, 10), closed=True)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device that torch can use")
+@pytest.mark.cuda
 @pytest.mark.parametrize("name", ["odd", "norm"])
 def test_sums_on_cuda_are_those_on_the_cpu(name):
     images, labels = samples(6, (3, 9, 10))

@@ -223,7 +223,7 @@ def test_a_driver_that_torch_does_not_use_is_told(tmp_path: Path, monkeypatch: p
         assert "driver 535.104.05" in finding.text
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.cuda
 def test_each_gpu_computes() -> None:
     assert levels(machine_checks.gpus()) == [Level.OK] * torch.cuda.device_count()
 

@@ -7,7 +7,7 @@ import torch
 
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.planning import plan
-from hyperfl_flwr.launch.sizing import Machine, suitable_nodes, suitable_threads
+from hyperfl_flwr.launch.sizing import Machine, suitable_jobs, suitable_nodes, suitable_threads
 
 HYPERNETWORK, CNN = 60_000_000, 470_000
 """Bytes that a node of HyperFL and of FedAvg receives."""
@@ -35,6 +35,14 @@ def test_nodes_and_threads(
     machine = Machine(cores=cores, memory=memory, gpus=gpus)
     assert suitable_nodes(machine, clients, shared_bytes) == nodes
     assert suitable_threads(machine, nodes) == threads
+
+
+@pytest.mark.parametrize(("gpu_memory", "nodes"), [(80e9, 8), (3.1e9, 4), (0.5e9, 2)])
+def test_processes_fit_into_the_memory_of_the_gpus(gpu_memory: float, nodes: int) -> None:
+    """Two GPUs, processes of 1.48 GB: four, two or at least one on each."""
+    machine = Machine(cores=16, memory=256e9, gpus=2, gpu_memory=gpu_memory)
+    assert machine.parallel(1, HYPERNETWORK) == nodes
+    assert suitable_jobs(machine, 100) == min(8, 2 * max(1, int(gpu_memory / 1e9)))
 
 
 def test_wanted_threads_leave_room_for_fewer_nodes() -> None:

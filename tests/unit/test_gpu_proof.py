@@ -1,0 +1,72 @@
+"""`make gpu`: it fails without a GPU, runs every step, and reports what it found; measured here on the CPU."""
+
+import dataclasses
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.skipif(not (ROOT / "benchmarks").is_dir(), reason="needs a checkout of the project")
+
+
+@pytest.fixture
+def gpu() -> ModuleType:
+    return importlib.import_module("benchmarks.gpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a usable GPU")
+def test_without_a_gpu_it_says_so_and_fails(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.json"
+    ended = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", "--output", str(file)], cwd=ROOT, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert f"error: torch {torch.__version__} finds no GPU; `hyperfl doctor` says why" in ended.stderr
+    assert not file.exists()
+
+
+@pytest.mark.slow
+def test_its_commands_are_ones_that_exist(gpu: ModuleType, tmp_path: Path) -> None:
+    """The tests for CUDA are found, those of the golden sequences too, and the run's settings are valid."""
+    words = gpu.commands(tmp_path)
+    assert list(words) == ["doctor", "tests", "goldens", "three nodes on one GPU"]
+    of_one_file = ["tests/numerics/test_devices.py" if word == "tests" else word for word in words["tests"]]
+    for command, least in ((of_one_file, 12), (words["goldens"], 4)):
+        found = subprocess.run(
+            [*command, "--collect-only", "-p", "no:cacheprovider"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert found.stdout.count("::") >= least, found.stdout
+    on_cpu = [word.replace("device=cuda", "device=cpu") for word in words["three nodes on one GPU"]]
+    planned = subprocess.run([*on_cpu, "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert planned.returncode == 0, planned.stderr
+
+
+def test_a_step_that_fails_is_reported_and_stops_no_other(gpu: ModuleType) -> None:
+    words = {name: [sys.executable, "-c", f"raise SystemExit({code})"] for name, code in (("one", 3), ("two", 0))}
+    steps = gpu.run_steps(words)
+    assert [(step.name, step.passed) for step in steps] == [("one", False), ("two", True)]
+    found = json.loads(json.dumps(gpu.report({"name": "GPU", "driver": "535.1"}, steps, [])))
+    assert found["passed"] is False
+    assert found["device"] == {"name": "GPU", "driver": "535.1"}
+    assert all(step["seconds"] >= 0 for step in found["steps"])
+    assert gpu.report({}, steps[1:], [])["passed"] is True
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_round_is_measured(gpu: ModuleType, precision: str) -> None:
+    work = dataclasses.replace(gpu.WORK[0], train=40, test=20, batch_size=20, epochs=1)
+    one = gpu.measured_round(work, precision, 1)
+    assert (one.method, one.precision, one.megabytes) == ("fedavg", precision, 0)
+    assert one.seconds > 0
