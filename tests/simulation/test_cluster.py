@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import files, version
 from pathlib import Path
 
 import numpy as np
@@ -103,10 +104,9 @@ def test_hosts_that_do_not_fit_are_refused_before_the_run(hosts: tuple[Host, Hos
     with two.instead(empty, folder):
         _, err = ended(started(run), code=2)
     assert f"two ({two.address}): it does not share the folder {folder}" in err
-    import torch
-
-    metadata = next(Path(torch.__file__).parents[1].glob("torch-*.dist-info")) / "METADATA"
-    (tmp_path / "METADATA").write_text(metadata.read_text().replace(f"Version: {torch.__version__}", "Version: 2.0.9"))
+    (metadata,) = (Path(file.locate()) for file in files("torch") or () if file.match("torch-*.dist-info/METADATA"))
+    altered = metadata.read_text().replace(f"\nVersion: {version('torch')}\n", "\nVersion: 2.0.9\n")
+    (tmp_path / "METADATA").write_text(altered)
     write_data(tmp_path / "other.npz", seed=1)
     with two.instead(tmp_path / "METADATA", metadata), two.instead(tmp_path / "other.npz", folder / "data.npz"):
         refused = started(run)
