@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-PATIENCE = 300.0
+PATIENCE = 600.0
 """Seconds to wait for any event, on a busy machine."""
 
 PORT = 6380
