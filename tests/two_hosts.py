@@ -21,8 +21,14 @@ PATIENCE = 600.0
 PORT = 6380
 """Port of the head; Ray's processes take 10002 to 19999."""
 
-FAST = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "3"}
-"""Variables with which the head notices within seconds that a host has died."""
+RAY_SETTINGS = {
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_health_check_period_ms": "500",  # the head notices within seconds that a host has died
+    "RAY_raylet_start_wait_time_s": str(int(PATIENCE)),
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
+}
+"""Variables of the hosts' Ray."""
 
 
 def obstacle() -> str:
@@ -103,7 +109,7 @@ class Host:
         """Start Ray with one CPU on this host."""
         ray = Path(sys.executable).with_name("ray")
         words = [ray, "start", f"--node-ip-address={self.address}", "--num-cpus=1", "--disable-usage-stats", "--block"]
-        environment = {**os.environ, **FAST, "RAY_worker_niceness": "0"}
+        environment = {**os.environ, **RAY_SETTINGS}
         environment.pop("RAY_ADDRESS", None)
         with (folder / f"{self.name}.log").open("w") as log:
             started = subprocess.Popen(self.command(*words, *options), env=environment, stdout=log, stderr=log)
