@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from experiments.claims import TAKEN, alone, claimed, is_foreign
 from experiments.study import Cell, Study
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RESUMABLE_CHANGES, default_settings
@@ -59,14 +60,13 @@ def open_study_folder(folder: Path, study_manifest: StudyManifest) -> None:
         "quick": study_manifest.quick,
         "changes": _without_machine_settings(study_manifest.changes),
     }
-    if (folder / DESCRIPTION).is_file():
-        if (before := json.loads((folder / DESCRIPTION).read_text())) != document:
-            raise RunDirectoryError(f"{folder} was created with {before}, not {document}; choose another --output")
-        return
-    if folder.is_dir() and any(folder.iterdir()):
+    if is_foreign(folder, DESCRIPTION):
         raise RunDirectoryError(f"{folder} is neither empty nor a study's folder; choose another --output")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / DESCRIPTION, json.dumps(document, indent=2).encode())
+    with alone(folder):
+        if not (folder / DESCRIPTION).is_file():
+            write_atomically(folder / DESCRIPTION, json.dumps(document, indent=2).encode())
+    if (before := json.loads((folder / DESCRIPTION).read_text())) != document:
+        raise RunDirectoryError(f"{folder} was created with {before}, not {document}; choose another --output")
 
 
 def read_study_manifest(folder: Path) -> StudyManifest:
@@ -135,7 +135,7 @@ def run_cells(
     quick: bool = False,
     on_note: Callable[[Cell, str], None] = lambda cell, note: None,
 ) -> None:
-    """Run the cells that are not finished.
+    """Run the cells that are not finished, except for those that another process is training.
 
     Args:
         study: The study, with the number of nodes.
@@ -160,7 +160,7 @@ def run_cells(
     workers = _Workers(jobs, worker_environment(), several_cells=quick)
     with ThreadPoolExecutor(jobs) as pool:
         futures: dict[Future[str], Cell] = {
-            pool.submit(workers.run, task_of(cell, folder, study.num_nodes), partial(on_note, cell)): cell
+            pool.submit(_run_claimed, workers, cell, folder, study.num_nodes, partial(on_note, cell)): cell
             for cell in waiting
         }
         try:
@@ -177,6 +177,15 @@ def run_cells(
         raise RunFailedError(
             "\n".join([f"{len(failed)} of {len(cells)} cells failed; repeat the command to retry them:", *failed])
         )
+
+
+def _run_claimed(workers: "_Workers", cell: Cell, folder: Path, nodes: int, on_note: Callable[[str], None]) -> str:
+    """Run a cell and return the problem; empty if there is none, or if another process trains or has trained it."""
+    with claimed(folder, cell.folder(folder)) as is_ours:
+        if not is_ours:
+            on_note(TAKEN)
+            return ""
+        return "" if is_finished(cell, folder) else workers.run(task_of(cell, folder, nodes), on_note)
 
 
 def task_of(cell: Cell, folder: Path, num_nodes: int) -> str:

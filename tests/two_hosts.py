@@ -15,14 +15,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-PATIENCE = 300.0
+PATIENCE = 600.0
 """Seconds to wait for any event, on a busy machine."""
+
+ATTEMPTS = 3
+"""Attempts to start Ray on a host: it gives up after 30 seconds, which can be too few on a busy machine."""
 
 PORT = 6380
 """Port of the head; Ray's processes take 10002 to 19999."""
 
-FAST = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "3"}
-"""Variables with which the head notices within seconds that a host has died."""
+RAY_SETTINGS = {
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_health_check_period_ms": "500",  # the head notices within seconds that a host has died
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
+}
+"""Variables of the hosts' Ray."""
 
 
 def obstacle() -> str:
@@ -100,14 +108,21 @@ class Host:
             self.run("umount", place)
 
     def start_ray(self, folder: Path, *options: str) -> None:
-        """Start Ray with one CPU on this host."""
+        """Start Ray with one CPU on this host, and wait until it runs."""
         ray = Path(sys.executable).with_name("ray")
         words = [ray, "start", f"--node-ip-address={self.address}", "--num-cpus=1", "--disable-usage-stats", "--block"]
-        environment = {**os.environ, **FAST, "RAY_worker_niceness": "0"}
+        environment = {**os.environ, **RAY_SETTINGS}
         environment.pop("RAY_ADDRESS", None)
-        with (folder / f"{self.name}.log").open("w") as log:
-            started = subprocess.Popen(self.command(*words, *options), env=environment, stdout=log, stderr=log)
-        self._started.append(started)
+        for attempt in range(ATTEMPTS):
+            file = folder / f"{self.name}-{attempt}.log"
+            with file.open("w") as log:
+                process = subprocess.Popen(self.command(*words, *options), env=environment, stdout=log, stderr=log)
+            self._started.append(process)
+            wait_until(lambda: self._started[-1].poll() is not None or "Ray runtime started" in file.read_text())  # noqa: B023
+            if process.poll() is None:
+                return
+            self.run(ray, "stop", "--force")  # ends processes of this host only
+        raise AssertionError(file.read_text())
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -142,7 +157,5 @@ def two_hosts(folder: Path) -> Iterator[tuple[Host, Host]]:
             host.run("ip", "link", "set", device, "up")
         two.run("mount", "-t", "tmpfs", "none", sockets)
         one.start_ray(folder, "--head", f"--port={PORT}", "--include-dashboard=false", f"--temp-dir={sockets}")
-        wait_until(lambda: "Ray runtime started" in (folder / "one.log").read_text())
         two.start_ray(folder, f"--address={one.address}:{PORT}")
-        wait_until(lambda: "Ray runtime started" in (folder / "two.log").read_text())
         yield one, two

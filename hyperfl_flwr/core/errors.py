@@ -6,8 +6,9 @@
     |-- ConfigError         a setting is unknown, of the wrong type or out of range (exit 2)
     |-- DataError           a data set is missing, unreadable or too small for the federation (exit 2)
     |-- RunDirectoryError   a run directory exists, is in use, or does not match the request (exit 2)
+    |   `-- FolderInUseError    another process is writing to it (exit 2)
     |-- StateError          a checkpoint or a private state file is missing or corrupted (exit 2)
-    |-- DeviceError         this machine does not have the requested device (exit 2)
+    |-- DeviceError         this machine or cluster does not have what the run needs (exit 2)
     |-- RefusalError        a node refuses a request of the server (exit 2)
     |-- InstallationError   foreign packages hide this project's, or a file of the installation is missing (exit 2)
     `-- RunFailedError      the run itself failed (exit 1)
@@ -47,12 +48,16 @@ class RunDirectoryError(HyperFLError):
     """A run directory exists, is in use, or does not match the request."""
 
 
+class FolderInUseError(RunDirectoryError):
+    """Another process is writing to the folder."""
+
+
 class StateError(HyperFLError):
     """A checkpoint or a private state file is missing or corrupted."""
 
 
 class DeviceError(HyperFLError):
-    """This machine does not have the requested device."""
+    """This machine does not have the requested device, or a Ray cluster lacks what a run needs."""
 
 
 class RefusalError(HyperFLError):

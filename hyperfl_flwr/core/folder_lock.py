@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.errors import FolderInUseError, RunDirectoryError
 
 
 def lock_folder(path: Path) -> IO[str]:
     """Lock an existing folder until the returned file is closed.
 
     Raises:
-        RunDirectoryError: If another process holds the lock.
+        FolderInUseError: If another process holds the lock.
+        RunDirectoryError: If the file system has no locks.
     """
     # Mode 600: any user who can read the file could take the lock and block the run.
     lock = os.fdopen(os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o600), "w")
@@ -22,7 +23,13 @@ def lock_folder(path: Path) -> IO[str]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
-        raise RunDirectoryError(f"another process is writing to {path}; wait for it, or stop it") from None
+        raise FolderInUseError(f"another process is writing to {path}; wait for it, or stop it") from None
+    except OSError as error:
+        lock.close()
+        raise RunDirectoryError(
+            f"the file system of {path} must have file locks, got: {error.strerror}; mount it with them (Lustre: "
+            f"-o flock), or choose a folder on another one"
+        ) from None
     return lock
 
 

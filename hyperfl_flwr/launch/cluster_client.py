@@ -4,6 +4,7 @@ The functions without an underscore are called in a subprocess (`hyperfl_flwr.la
 connection; nothing of the cluster is stopped.
 """
 
+import logging
 import os
 import platform
 import re
@@ -190,7 +191,7 @@ def _connected(address: str) -> ModuleType:
 
     def connect() -> None:
         try:
-            ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+            ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
         except Exception as error:  # noqa: BLE001 - explained below
             problems.append(error)
 

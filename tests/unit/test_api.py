@@ -172,6 +172,8 @@ WRONG = {
     "a section": ({"settings": {"data": {"partition": "iid"}}}, "the setting data must be .* a dot in their key"),
     "another engine": ({"engine": "mars"}, "the engine must be ray or in-process, got mars"),
     "a deployment's nodes": ({"deployment": simulation(), "num_nodes": 2}, "a deployment has its own nodes"),
+    "a deployment's cluster": ({"deployment": simulation(), "ray_address": "h:1"}, "a deployment has its own nodes"),
+    "no address": ({"ray_address": "head"}, "must be HOST:PORT"),
     "no run to resume": ({"settings": {"resume": "/nowhere"}}, "/nowhere is not a run directory"),
 }
 

@@ -18,7 +18,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigScalar, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.runtime_pb2 import GetNodesResponse
-from flwr.simulation.ray_transport.ray_actor import BasicActorPool
+from flwr.simulation.ray_transport.ray_actor import BasicActorPool, pool_size_from_resources
 from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable import inflatable_object
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
@@ -130,6 +130,8 @@ PARAMETERS: list[tuple[Callable[..., object], str]] = [
     (inflatable_object.get_object_body, "object_content cls"),
     (inflatable_object.get_object_children_ids_from_object_content, "object_content"),
     (BasicActorPool.add_actor_back_to_pool, "self future"),
+    (BasicActorPool.submit, "self actor_fn job"),
+    (pool_size_from_resources, "client_resources"),
     (FleetHttpClient.from_server_address, "server_address insecure root_certificates interceptors retry_invoker"),
     (FleetHttpClient.ActivateNode, "self request"),
     (FleetHttpClient.DeactivateNode, "self request"),
@@ -146,8 +148,9 @@ def test_functions_have_the_parameters_that_they_had(function: Callable[..., obj
 
 
 def test_the_actor_pool_has_the_attributes_that_are_used() -> None:
-    """The pool has the private attributes that are used; tests/simulation tests it with a process that dies."""
-    assert {"pool", "create_actor_fn", "_future_to_actor"} <= set(BasicActorPool.__init__.__code__.co_names)
+    """The pool has the attributes that are used; tests/simulation tests it with a process and with a host that dies."""
+    used = {"pool", "num_actors", "client_resources", "create_actor_fn", "_future_to_actor"}
+    assert used <= set(BasicActorPool.__init__.__code__.co_names)
 
 
 def test_the_values_of_a_numpy_client_have_a_public_name() -> None:
