@@ -23,6 +23,7 @@ from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from secrets import token_bytes
+from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
 from hyperfl_flwr import ROOT
@@ -200,10 +201,15 @@ def _be_killed_after(parent: int) -> None:
 
 
 def forget_project() -> None:
-    """Remove the modules of this project, so that they are imported from the bundle of the app that is loaded next."""
+    """Remove the modules of this project, so that they are imported from the bundle of the app that is loaded next.
+
+    The main module is replaced by an empty one, since processes that the app starts with multiprocessing's `spawn`
+    would otherwise run the worker's program again.
+    """
     own = {"hyperfl_flwr", *ALL}
     for name in [name for name in sys.modules if name.partition(".")[0] in own]:
         del sys.modules[name]
+    sys.modules["__main__"] = ModuleType("__main__")
 
 
 def installed() -> dict[str, int]:
