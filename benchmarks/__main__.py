@@ -89,11 +89,14 @@ def main() -> None:
             for work in works
         }
 
+    def load() -> list[str]:
+        return load_parts(measure_load(LOAD_NODES, LOAD_ROUNDS, note))
+
     if options.deployed_round:
         print("\n\n".join(round_parts(deployed(), DEPLOYED_ROUNDS)))
         return
     if options.deployed_load:
-        print("\n\n".join(load_parts(measure_load(LOAD_NODES, LOAD_ROUNDS, note))))
+        print("\n\n".join(load()))
         return
     if options.private_steps:
         print("\n\n".join(private_parts(noisy_steps())))
@@ -116,6 +119,7 @@ def main() -> None:
         secure=secure,
         secure_rounds=secure_rounds,
         private=noisy_steps(),
+        deployed=() if options.quick else [*round_parts(deployed(), DEPLOYED_ROUNDS), *load()],
     )
     page = render(results)
     print(page)

@@ -49,7 +49,7 @@ def load_parts(load: Load) -> list[str]:
         ("seconds of a round, longest", f"{load.longest_round:.1f}"),
         ("replies missing or wrong", f"{load.lost} of {load.nodes * load.rounds}"),
         ("the SuperLink's process, share of a core", f"{load.busy:.2f}"),
-        ("memory of the SuperLink and the server app after round 1, MB", f"{load.memory_start / 1e6:.0f}"),
+        ("memory of the SuperLink after round 1, MB", f"{load.memory_start / 1e6:.0f}"),
         ("the same after the last round, MB", f"{load.memory_end / 1e6:.0f}"),
         ("memory of a SuperNode, MB", f"{load.node_memory / 1e6:.0f}"),
     ]

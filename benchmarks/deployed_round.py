@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.memory import proportional_memory
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.deploy.layout import Deployment
@@ -117,13 +118,12 @@ class Program:
 
     def resident(self) -> int:
         """Return the memory of all processes of the program's session, shared pages divided, in bytes."""
-        total = 0
+        found = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
-                if entry.name.isdecimal() and os.getsid(int(entry.name)) == self.process.pid:
-                    found = re.search(r"^Pss:\s+(\d+) kB", (entry / "smaps_rollup").read_text(), re.MULTILINE)
-                    total += 1024 * int(found.group(1)) if found else 0
-        return total
+                if os.getsid(int(entry.name)) == self.process.pid:
+                    found.append(int(entry.name))
+        return proportional_memory(found)
 
 
 def measure_deployed(work: DeployedWork, *, worker: bool, num_rounds: int, note: Callable[[str], None]) -> Profile:
