@@ -189,9 +189,9 @@ def _serve(nodes: list[tuple[Path, int]], log: int) -> None:
     while True:
         for home, node in tasks:
             running = [process for process in running if process.is_alive()]
-            if len(running) < MOST_PROCESSES and (token := node.take()) is not None:
+            if len(running) < MOST_PROCESSES and (task := node.take()) is not None:
                 process = multiprocessing.get_context("fork").Process(
-                    target=_answer, args=(home, node.address, token), daemon=True
+                    target=_answer, args=(home, node.address, task.token), daemon=True
                 )
                 process.start()
                 running.append(process)

@@ -32,7 +32,7 @@ from hyperfl_flwr.core.package_guard import ALL
 from hyperfl_flwr.core.storage import write_atomically
 
 if TYPE_CHECKING:
-    from hyperfl_flwr.flower.node_tasks import NodeTasks
+    from hyperfl_flwr.flower.node_tasks import NodeTasks, Task
 
 KEY_FILE = "worker.secret"
 """File in the node's folder with the secret that the SuperNode and its worker share; a new one at each start."""
@@ -104,15 +104,20 @@ def serve(folder: Path, port: int, supernode: int) -> None:
             raise StateError(f"the SuperNode, process {supernode}, cannot be watched ({error.strerror})") from None
         at_end.callback(os.close, ended)
         preload()
-        from hyperfl_flwr.flower.node_tasks import NodeTasks, run_client_app  # other commands need not import it
+        from hyperfl_flwr.flower.node_tasks import (
+            NodeTasks,
+            installed_app,
+            run_client_app,
+        )  # only this command needs it
 
         packages, since, running = installed(), time.monotonic(), list[BaseProcess]()
         tasks = at_end.enter_context(NodeTasks(f"127.0.0.1:{port}", secret))
         at_end.callback(end, running)
 
-        def handle(token: str) -> NoReturn:
+        def handle(task: "Task") -> NoReturn:
             tasks.close()
-            run_client_app(tasks.address, token)
+            import_app(installed_app(task.fab_hash))
+            run_client_app(tasks.address, task.token)
 
         while not _ready(ended, pause(time.monotonic() - since), running):
             if reap(running):
@@ -120,8 +125,8 @@ def serve(folder: Path, port: int, supernode: int) -> None:
             if installed() != packages:  # the next message must not run with what was replaced
                 if not running:
                     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the same command
-            elif (token := _taken(tasks)) is not None:
-                running.append(start(partial(handle, token)))
+            elif (task := _taken(tasks)) is not None:
+                running.append(start(partial(handle, task)))
                 since = time.monotonic()
 
 
@@ -212,6 +217,27 @@ def forget_project() -> None:
     sys.modules["__main__"] = ModuleType("__main__")
 
 
+def import_app(folder: Path | None) -> None:
+    """Import this project's modules from the folder of an app's bundle, while the rest of a message arrives.
+
+    Flower's program then finds them imported. It asks for parts that have not arrived only after a second, so asking
+    later saves time. Without such a folder, or if an import fails, it imports them itself and reports the error.
+
+    Args:
+        folder: The folder into which an earlier message has installed the bundle; None if it is not installed.
+    """
+    if folder is None or not all((folder / f"{name.replace('.', '/')}.py").is_file() for name in PRELOADED):
+        return  # an app of another project, or the first message of this app
+    sys.path.insert(0, str(folder))
+    try:
+        for name in PRELOADED:
+            if not Path(str(importlib.import_module(name).__file__)).is_relative_to(folder):
+                raise ImportError(name)
+    except Exception:  # noqa: BLE001 - whatever the app raises; Flower's program raises it again
+        sys.path.remove(str(folder))
+        forget_project()
+
+
 def installed() -> dict[str, int]:
     """Return when each folder of installed packages was last changed, in nanoseconds.
 
@@ -228,7 +254,7 @@ def _ready(ended: int, timeout: float, running: Sequence[BaseProcess]) -> bool:
     return ended in readable
 
 
-def _taken(tasks: "NodeTasks") -> str | None:
+def _taken(tasks: "NodeTasks") -> "Task | None":
     try:
         return tasks.take()
     except PermissionError as error:

@@ -89,6 +89,35 @@ def test_a_message_imports_the_project_from_the_bundle_and_other_packages_not_ag
     assert found.stdout.splitlines() == ["the bundle False True", "7 True"], found.stderr
 
 
+IMPORTED = """
+from hyperfl_flwr.deploy.worker import import_app
+
+def handle():
+    before = list(sys.path)
+    import_app(Path(sys.argv[1]))
+    print(sorted(name for name in sys.modules if name.startswith("hyperfl_flwr")), sys.path == before, flush=True)
+    raise SystemExit(0)
+
+run(handle)
+"""
+
+
+def test_an_installed_app_is_imported_from_its_bundle_or_left_to_flower(tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    folder = bundle / "hyperfl_flwr" / "app"
+    folder.mkdir(parents=True)
+    assert result(IMPORTED, bundle).stdout == "[] True\n"  # another app
+    (folder / "client.py").touch()
+    (folder / "node.py").touch()
+    assert result(IMPORTED, bundle).stdout == "[] True\n"  # without __init__.py, the installed package comes first
+    for package in (folder, folder.parent):
+        (package / "__init__.py").touch()
+    expected = ["hyperfl_flwr", "hyperfl_flwr.app", "hyperfl_flwr.app.client", "hyperfl_flwr.app.node"]
+    assert result(IMPORTED, bundle).stdout == f"{expected} False\n"
+    (folder / "node.py").write_text("raise ValueError")
+    assert result(IMPORTED, bundle).stdout == "[] True\n"
+
+
 NUMBERS = """
 import random, numpy
 
