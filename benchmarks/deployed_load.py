@@ -37,8 +37,8 @@ APP = Path(__file__).with_name("load_app")
 LONGEST_SECONDS = 1500.0
 """Time after which the measurement is given up."""
 
-MOST_PROCESSES = 25
-"""Largest number of clients that sleep at the same time."""
+MOST_PROCESSES, BATCH = 10, 4
+"""Largest number of clients that sleep at the same time, and of SuperNodes that start at the same time."""
 
 NODE_MEGABYTES, FREE_MEGABYTES = 130, 2000
 """Memory that a SuperNode needs at most, and that must stay free on the machine."""
@@ -116,15 +116,11 @@ def measure_load(num_nodes: int, num_rounds: int, note: Callable[[str], None]) -
                 str(programs / "flower-supernode"), "--root-certificates", str(home / "ca.crt"),
                 "--auth-supernode-private-key", str(home / "node.key"), *words,
             ]  # fmt: skip
-            nodes.append(
-                (
-                    home,
-                    int(words[words.index("--port") + 1]),
-                    stack.enter_context(_program(command, log.fileno(), home)),
-                )
-            )
+            process = stack.enter_context(_program(command, log.fileno(), home))
+            nodes.append((home, int(words[words.index("--port") + 1]), process))
+            if len(nodes) % BATCH == 0 or len(nodes) == num_nodes:
+                _wait(lambda: sum(link.nodes().values()) == len(nodes), end)
         stack.enter_context(_served([(home, node_port) for home, node_port, _ in nodes], log.fileno()))
-        _wait(lambda: all(link.nodes().values()), end)
         node_memory = statistics.mean(proportional_memory([process.pid]) for *_, process in nodes)
         note(f"load: {num_rounds} rounds")
         report, settings = folder / "report.json", folder / "settings.toml"
