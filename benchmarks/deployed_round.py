@@ -44,9 +44,9 @@ STEPS = {
 
 PARTS = {
     "waiting": "the server reduces, and the SuperNode asks for a message (every 3 s)",
-    "begun": "the message's process starts and imports Flower, while the message comes to the SuperNode",
+    "begun": "the message comes to the SuperNode; its process starts and imports Flower (worker: the project)",
     "loading": "the message comes to the process",
-    "imports": "the process imports torch and the project, and loads the data",
+    "imports": "the process imports torch and the project (worker: nothing), and loads the data",
     "clients": "the clients load their state, evaluate, train, evaluate and store",
     "sending": "the reply comes to the SuperNode",
     "sent": "the reply comes to the SuperLink",
