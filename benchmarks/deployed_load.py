@@ -40,7 +40,7 @@ LONGEST_SECONDS = 1500.0
 MOST_PROCESSES, BATCH = 10, 4
 """Largest number of clients that sleep at the same time, and of SuperNodes that start at the same time."""
 
-NODE_MEGABYTES, FREE_MEGABYTES = 130, 2000
+NODE_MEGABYTES, FREE_MEGABYTES = 100, 1000
 """Memory that a SuperNode needs at most, and that must stay free on the machine."""
 
 
