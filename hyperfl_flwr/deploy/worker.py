@@ -15,6 +15,7 @@ import os
 import select
 import shlex
 import signal
+import stat
 import sys
 import threading
 import time
@@ -71,10 +72,10 @@ def read_secret(folder: Path) -> bytes:
     """
     file = folder.absolute() / KEY_FILE
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as opened:
-            status = os.fstat(opened.fileno())
-            if status.st_uid != os.getuid() or status.st_mode & 0o7777 != 0o600:
+            status = os.fstat(descriptor)
+            if status.st_uid != os.getuid() or status.st_mode != stat.S_IFREG | 0o600:
                 raise StateError(f"{file} must be yours alone (mode 0600); start the node again, which writes it")
             return opened.read(64)
     except OSError as error:
@@ -104,11 +105,8 @@ def serve(folder: Path, port: int, supernode: int) -> None:
             raise StateError(f"the SuperNode, process {supernode}, cannot be watched ({error.strerror})") from None
         at_end.callback(os.close, ended)
         preload()
-        from hyperfl_flwr.flower.node_tasks import (
-            NodeTasks,
-            installed_app,
-            run_client_app,
-        )  # only this command needs it
+        # Here, since the commands that import this module need none of it.
+        from hyperfl_flwr.flower.node_tasks import NodeTasks, installed_app, run_client_app
 
         packages, since, running = installed(), time.monotonic(), list[BaseProcess]()
         tasks = at_end.enter_context(NodeTasks(f"127.0.0.1:{port}", secret))

@@ -65,6 +65,9 @@ def test_a_secret_that_others_could_have_written_is_refused(tmp_path: Path) -> N
     file.unlink()
     with pytest.raises(StateError, match="cannot be read"):
         worker.read_secret(tmp_path)
+    os.mkfifo(file, 0o600)
+    with pytest.raises(StateError, match="must be yours alone"):
+        worker.read_secret(tmp_path)
 
 
 BUNDLE = """
