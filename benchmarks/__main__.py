@@ -89,11 +89,14 @@ def main() -> None:
             for work in works
         }
 
+    def load(num_nodes: int) -> list[str]:
+        return load_parts(measure_load(num_nodes, LOAD_ROUNDS, note))
+
     if options.deployed_round:
         print("\n\n".join(round_parts(deployed(), DEPLOYED_ROUNDS)))
         return
     if options.deployed_load:
-        print("\n\n".join(load_parts(measure_load(LOAD_NODES, LOAD_ROUNDS, note))))
+        print("\n\n".join(load(options.deployed_load)))
         return
     if options.private_steps:
         print("\n\n".join(private_parts(noisy_steps())))
@@ -116,6 +119,7 @@ def main() -> None:
         secure=secure,
         secure_rounds=secure_rounds,
         private=noisy_steps(),
+        deployed=() if options.quick else [*round_parts(deployed(), DEPLOYED_ROUNDS), *load(LOAD_NODES)],
     )
     page = render(results)
     print(page)
@@ -146,8 +150,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--private-steps", action="store_true", help="measure only noisy steps, and print that section")
     parser.add_argument("--deployed-round", action="store_true", help="measure only a deployment's rounds, and print")
     parser.add_argument(
-        "--deployed-load", action="store_true", help="measure only a SuperLink with many nodes, and print"
-    )
+        "--deployed-load", type=int, nargs="?", const=LOAD_NODES, metavar="NODES",
+        help="measure only a SuperLink with many nodes (default: 50), and print",
+    )  # fmt: skip
     parser.add_argument("--data-root", default="", help="folder of Fashion-MNIST (default: your cache folder)")
     options = parser.parse_args()
     options.rounds = options.rounds or (3 if options.quick else 11)

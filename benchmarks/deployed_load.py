@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from benchmarks.memory import cpu_seconds, proportional_memory
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.node_settings import node_arguments
 from hyperfl_flwr.deploy.provision import init
@@ -36,10 +37,10 @@ APP = Path(__file__).with_name("load_app")
 LONGEST_SECONDS = 1500.0
 """Time after which the measurement is given up."""
 
-MOST_PROCESSES = 25
-"""Largest number of clients that sleep at the same time."""
+MOST_PROCESSES, BATCH = 10, 4
+"""Largest number of clients that sleep at the same time, and of SuperNodes that start at the same time."""
 
-NODE_MEGABYTES, FREE_MEGABYTES = 130, 2000
+NODE_MEGABYTES, FREE_MEGABYTES = 100, 1000
 """Memory that a SuperNode needs at most, and that must stay free on the machine."""
 
 
@@ -55,7 +56,7 @@ class Load:
         round_seconds: Median wall time of a round at the server, without the first.
         longest_round: Longest of these times.
         lost: Number of replies that were missing or wrong, over all rounds.
-        memory_start: Memory of the SuperLink and its server app in the first round, in bytes, shared pages divided.
+        memory_start: Memory of the SuperLink after the first round, in bytes, shared pages divided.
         memory_end: The same at the end of the last round.
         node_memory: Mean memory of a SuperNode, in bytes.
         busy: Mean share of the SuperLink's process in one core during the rounds.
@@ -115,31 +116,27 @@ def measure_load(num_nodes: int, num_rounds: int, note: Callable[[str], None]) -
                 str(programs / "flower-supernode"), "--root-certificates", str(home / "ca.crt"),
                 "--auth-supernode-private-key", str(home / "node.key"), *words,
             ]  # fmt: skip
-            nodes.append(
-                (
-                    home,
-                    int(words[words.index("--port") + 1]),
-                    stack.enter_context(_program(command, log.fileno(), home)),
-                )
-            )
-        stack.enter_context(_served([(home, node_port) for home, node_port, _ in nodes]))
-        _wait(lambda: all(link.nodes().values()), end)
-        node_memory = statistics.mean(_memory(process.pid) for *_, process in nodes)
+            process = stack.enter_context(_program(command, log.fileno(), home))
+            nodes.append((home, int(words[words.index("--port") + 1]), process))
+            if len(nodes) % BATCH == 0 or len(nodes) == num_nodes:
+                _wait(lambda: sum(link.nodes().values()) == len(nodes), end)
+        stack.enter_context(_served([(home, node_port) for home, node_port, _ in nodes], log.fileno()))
+        node_memory = statistics.mean(proportional_memory([process.pid]) for *_, process in nodes)
         note(f"load: {num_rounds} rounds")
         report, settings = folder / "report.json", folder / "settings.toml"
         settings.write_text(f'rounds = {num_rounds}\nfloats = {floats}\nsleep = {sleep}\nreport = "{report}"\n')
         run = link.submit(APP, settings)
         _wait(report.exists, end)
-        first, cpu, began = _session_memory(superlink.pid), _cpu_seconds(superlink.pid), time.monotonic()
+        first, cpu, began = proportional_memory([superlink.pid]), cpu_seconds([superlink.pid]), time.monotonic()
         last = first
 
         def is_finished() -> bool:
             nonlocal last
-            last = _session_memory(superlink.pid)
+            last = proportional_memory([superlink.pid]) or last
             return link.status(run).finished
 
         _wait(is_finished, end, pause=1.0)
-        busy = (_cpu_seconds(superlink.pid) - cpu) / (time.monotonic() - began)
+        busy = (cpu_seconds([superlink.pid]) - cpu) / (time.monotonic() - began)
         rows = json.loads(report.read_text())
     seconds = [row["seconds"] for row in rows[1:]]
     return Load(
@@ -168,9 +165,9 @@ def _program(command: list[str], log: int, home: Path | None = None) -> Iterator
 
 
 @contextlib.contextmanager
-def _served(nodes: list[tuple[Path, int]]) -> Iterator[None]:
+def _served(nodes: list[tuple[Path, int]], log: int) -> Iterator[None]:
     """Start the processes of all nodes' messages, in a process of its own, for the `with` block."""
-    process = multiprocessing.get_context("fork").Process(target=_serve, args=(nodes,))
+    process = multiprocessing.get_context("fork").Process(target=_serve, args=(nodes, log))
     process.start()
     try:
         yield
@@ -179,16 +176,18 @@ def _served(nodes: list[tuple[Path, int]]) -> Iterator[None]:
         process.join()
 
 
-def _serve(nodes: list[tuple[Path, int]]) -> None:
+def _serve(nodes: list[tuple[Path, int]], log: int) -> None:
     """Fork a process for each message, at most `MOST_PROCESSES` at the same time, until SIGTERM."""
+    os.dup2(log, 1)
+    os.dup2(log, 2)
     tasks = [(home, NodeTasks(f"127.0.0.1:{port}", read_secret(home))) for home, port in nodes]
     running: list[BaseProcess] = []
     while True:
         for home, node in tasks:
             running = [process for process in running if process.is_alive()]
-            if len(running) < MOST_PROCESSES and (token := node.take()) is not None:
+            if len(running) < MOST_PROCESSES and (task := node.take()) is not None:
                 process = multiprocessing.get_context("fork").Process(
-                    target=_answer, args=(home, node.address, token), daemon=True
+                    target=_answer, args=(home, node.address, task.token), daemon=True
                 )
                 process.start()
                 running.append(process)
@@ -216,26 +215,3 @@ def _free_megabytes() -> float:
     found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     assert found is not None
     return int(found.group(1)) / 1e3
-
-
-def _memory(pid: int) -> int:
-    """Return the memory of a process in bytes, shared pages divided."""
-    with contextlib.suppress(OSError):
-        found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-        return 1024 * int(found.group(1)) if found else 0
-    return 0
-
-
-def _session_memory(session: int) -> int:
-    """Return the memory of all processes of a session in bytes, shared pages divided."""
-    found = 0
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdecimal() and os.getsid(int(entry.name)) == session:
-                found += _memory(int(entry.name))
-    return found
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -10,6 +10,9 @@ from benchmarks.deployed_round import PARTS, DeployedWork, Profile
 TARGETS = {"hyperfl, digits": 5.0, "hyperfl, Fashion-MNIST": 10.0}
 """Targets of the seconds of a round with a worker, by name of the run."""
 
+NAMES = {False: "without a worker", True: "with one"}
+"""Names of nodes by whether they have a worker."""
+
 
 def round_parts(profiles: Mapping[DeployedWork, Mapping[bool, Profile]], num_rounds: int) -> list[str]:
     """Return the section on rounds of a deployment, by whether the nodes have a worker."""
@@ -17,15 +20,15 @@ def round_parts(profiles: Mapping[DeployedWork, Mapping[bool, Profile]], num_rou
         and authentication; {num_rounds} rounds, medians without the first. *Worker* is `worker = "auto"` in node.toml,
         the default; *none* is `"off"`, with which each message starts a new interpreter. The parts are those of a
         training message on its node, from one reply to the next, found in the time at which Flower's programs log their
-        steps; the nodes are not equally fast, so the parts do not add up to the round. Memory: of all processes of a
-        node between two messages, shared pages divided."""
+        steps; the nodes are not equally fast, so the parts do not add up to the round."""
     parts = ["## A deployment's round", _text(text)]
     for work, found in profiles.items():
-        sizes = f"target: a round in at most {TARGETS[work.name]:g} s with a worker"
+        memory = " and ".join(f"{found[worker].memory / 1e6:.0f} MB {name}" for worker, name in NAMES.items())
         parts += [
             f"### {work.name}",
-            f"{sizes[0].upper()}{sizes[1:]}.",
+            f"Target: a round in at most {TARGETS[work.name]:g} s with a worker.",
             _table(["seconds", "none", "worker"], _rows(found)),
+            f"When the run is over, all processes of a node take {memory}, shared pages divided.",
         ]
     return parts
 
@@ -34,7 +37,6 @@ def _rows(found: Mapping[bool, Profile]) -> Iterable[tuple[Any, ...]]:
     for name, text in PARTS.items():
         yield (text, *(f"{found[worker].parts[name]:.2f}" for worker in (False, True)))
     yield ("**round, at the server**", *(f"**{found[worker].round_seconds:.1f}**" for worker in (False, True)))
-    yield ("a node's memory between messages, MB", *(f"{found[worker].memory / 1e6:.0f}" for worker in (False, True)))
 
 
 def load_parts(load: Load) -> list[str]:
@@ -49,7 +51,7 @@ def load_parts(load: Load) -> list[str]:
         ("seconds of a round, longest", f"{load.longest_round:.1f}"),
         ("replies missing or wrong", f"{load.lost} of {load.nodes * load.rounds}"),
         ("the SuperLink's process, share of a core", f"{load.busy:.2f}"),
-        ("memory of the SuperLink and the server app after round 1, MB", f"{load.memory_start / 1e6:.0f}"),
+        ("memory of the SuperLink after round 1, MB", f"{load.memory_start / 1e6:.0f}"),
         ("the same after the last round, MB", f"{load.memory_end / 1e6:.0f}"),
         ("memory of a SuperNode, MB", f"{load.node_memory / 1e6:.0f}"),
     ]

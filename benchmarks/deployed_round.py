@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.memory import proportional_memory
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.deploy.layout import Deployment
@@ -30,6 +31,9 @@ from hyperfl_flwr.runs.run_directory import read_metrics
 
 PATIENCE = 300.0
 """Seconds to wait for a program."""
+
+IDLE_SECONDS = 3.0
+"""Time after a run until its last process has ended."""
 
 STEPS = {
     "taken": "Receiving: train message",
@@ -43,9 +47,9 @@ STEPS = {
 
 PARTS = {
     "waiting": "the server reduces, and the SuperNode asks for a message (every 3 s)",
-    "begun": "the message's process starts and imports Flower, while the message comes to the SuperNode",
+    "begun": "the message comes to the SuperNode; its process starts and imports Flower (worker: the project)",
     "loading": "the message comes to the process",
-    "imports": "the process imports torch and the project, and loads the data",
+    "imports": "the process imports torch and the project (worker: nothing), and loads the data",
     "clients": "the clients load their state, evaluate, train, evaluate and store",
     "sending": "the reply comes to the SuperNode",
     "sent": "the reply comes to the SuperLink",
@@ -75,7 +79,7 @@ class Profile:
     Attributes:
         round_seconds: Median wall time of a round at the server, without the first.
         parts: Median seconds of each of `PARTS` over the messages of these rounds.
-        memory: Largest resident memory of a node's processes together, in bytes, between two messages.
+        memory: Memory of a node's processes together after the run, in bytes, shared pages divided.
     """
 
     round_seconds: float
@@ -117,13 +121,12 @@ class Program:
 
     def resident(self) -> int:
         """Return the memory of all processes of the program's session, shared pages divided, in bytes."""
-        total = 0
+        found = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
-                if entry.name.isdecimal() and os.getsid(int(entry.name)) == self.process.pid:
-                    found = re.search(r"^Pss:\s+(\d+) kB", (entry / "smaps_rollup").read_text(), re.MULTILINE)
-                    total += 1024 * int(found.group(1)) if found else 0
-        return total
+                if os.getsid(int(entry.name)) == self.process.pid:
+                    found.append(int(entry.name))
+        return proportional_memory(found)
 
 
 def measure_deployed(work: DeployedWork, *, worker: bool, num_rounds: int, note: Callable[[str], None]) -> Profile:
@@ -137,24 +140,13 @@ def measure_deployed(work: DeployedWork, *, worker: bool, num_rounds: int, note:
     """
     note(f"deployment: {work.name}, worker {'on' if worker else 'off'}")
     with tempfile.TemporaryDirectory() as folder, deployed(Path(folder) / "fl", worker, work.data_root) as (fl, nodes):
-        memory = 0
-        watched = threading.Event()
-
-        def watch() -> None:
-            nonlocal memory
-            while not watched.wait(2.0):
-                if not any("Receiving: train" in line for _, line in nodes[0].lines[-12:]):
-                    memory = max(memory, nodes[0].resident())
-
-        watcher = threading.Thread(target=watch, daemon=True)
-        watcher.start()
         output = Path(folder) / "run"
         words = [f"--set={key}={value}" for key, value in (*work.settings, ("num-rounds", num_rounds))]
         hyperfl = Path(sys.executable).with_name("hyperfl")
         command = [str(hyperfl), "run", "--deployment", str(fl.folder), "--output", str(output), "--quiet", *words]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        watched.set()
-        watcher.join()
+        time.sleep(IDLE_SECONDS)
+        memory = nodes[0].resident()
         rows = [row for row in read_metrics(output) if row["kind"] == "train"][1:]
     messages = [parts for node in nodes for parts in divided(node.lines, [row["client_seconds"] / 2 for row in rows])]
     return Profile(

@@ -28,6 +28,18 @@ def private_memory(pid: int) -> int:
     return total
 
 
+def proportional_memory(pids: Iterable[int]) -> int:
+    """Return the memory of some processes in bytes, pages that processes share divided among them."""
+    total = 0
+    for pid in pids:
+        try:
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        except OSError:
+            continue
+        total += sum(1024 * int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
+    return total
+
+
 def cpu_seconds(pids: Iterable[int]) -> float:
     """Return the total CPU time in seconds of those of some processes that are still running."""
     ticks = 0

@@ -46,6 +46,7 @@ class Results:
         secure: Costs of secure sums, by number of nodes and of parameters.
         secure_rounds: Rounds with secure sums and plain ones, by workload; each node hosts one client.
         private: Noisy steps and plain ones.
+        deployed: The sections on deployments.
     """
 
     circumstances: Mapping[str, str]
@@ -58,6 +59,7 @@ class Results:
     secure: Sequence[SecureCost]
     secure_rounds: Mapping[Workload, SecureRound]
     private: Sequence[PrivateSteps]
+    deployed: Sequence[str] = ()
 
 
 def render(results: Results) -> str:
@@ -115,6 +117,7 @@ def render(results: Results) -> str:
         ),
         *private_parts(results.private),
         *secure_parts(results.secure, results.secure_rounds),
+        *results.deployed,
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -31,7 +31,7 @@ def main(grid: Grid, context: Context) -> None:
             if answer.content is None:
                 problems.append(answer.problem)
             else:
-                correct += int(np.array_equal(answer.content["arrays"]["x"].numpy(), sent + 1))
+                correct += int(np.array_equal(answer.content.array_records["arrays"]["x"].numpy(), sent + 1))
         seconds = time.monotonic() - began
         rounds.append({"nodes": len(nodes), "correct": correct, "problems": problems, "seconds": seconds})
         Path(str(settings["report"])).write_text(json.dumps(rounds))

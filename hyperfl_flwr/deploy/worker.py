@@ -15,6 +15,7 @@ import os
 import select
 import shlex
 import signal
+import stat
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from secrets import token_bytes
+from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
 from hyperfl_flwr import ROOT
@@ -31,7 +33,7 @@ from hyperfl_flwr.core.package_guard import ALL
 from hyperfl_flwr.core.storage import write_atomically
 
 if TYPE_CHECKING:
-    from hyperfl_flwr.flower.node_tasks import NodeTasks
+    from hyperfl_flwr.flower.node_tasks import NodeTasks, Task
 
 KEY_FILE = "worker.secret"
 """File in the node's folder with the secret that the SuperNode and its worker share; a new one at each start."""
@@ -70,10 +72,10 @@ def read_secret(folder: Path) -> bytes:
     """
     file = folder.absolute() / KEY_FILE
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as opened:
-            status = os.fstat(opened.fileno())
-            if status.st_uid != os.getuid() or status.st_mode & 0o7777 != 0o600:
+            status = os.fstat(descriptor)
+            if status.st_uid != os.getuid() or status.st_mode != stat.S_IFREG | 0o600:
                 raise StateError(f"{file} must be yours alone (mode 0600); start the node again, which writes it")
             return opened.read(64)
     except OSError as error:
@@ -103,15 +105,17 @@ def serve(folder: Path, port: int, supernode: int) -> None:
             raise StateError(f"the SuperNode, process {supernode}, cannot be watched ({error.strerror})") from None
         at_end.callback(os.close, ended)
         preload()
-        from hyperfl_flwr.flower.node_tasks import NodeTasks, run_client_app  # other commands need not import it
+        # Here, since the commands that import this module need none of it.
+        from hyperfl_flwr.flower.node_tasks import NodeTasks, installed_app, run_client_app
 
         packages, since, running = installed(), time.monotonic(), list[BaseProcess]()
         tasks = at_end.enter_context(NodeTasks(f"127.0.0.1:{port}", secret))
         at_end.callback(end, running)
 
-        def handle(token: str) -> NoReturn:
+        def handle(task: "Task") -> NoReturn:
             tasks.close()
-            run_client_app(tasks.address, token)
+            import_app(installed_app(task.fab_hash))
+            run_client_app(tasks.address, task.token)
 
         while not _ready(ended, pause(time.monotonic() - since), running):
             if reap(running):
@@ -119,8 +123,8 @@ def serve(folder: Path, port: int, supernode: int) -> None:
             if installed() != packages:  # the next message must not run with what was replaced
                 if not running:
                     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the same command
-            elif (token := _taken(tasks)) is not None:
-                running.append(start(partial(handle, token)))
+            elif (task := _taken(tasks)) is not None:
+                running.append(start(partial(handle, task)))
                 since = time.monotonic()
 
 
@@ -200,10 +204,36 @@ def _be_killed_after(parent: int) -> None:
 
 
 def forget_project() -> None:
-    """Remove the modules of this project, so that they are imported from the bundle of the app that is loaded next."""
+    """Remove the modules of this project, so that they are imported from the bundle of the app that is loaded next.
+
+    The main module is replaced by an empty one, since processes that the app starts with multiprocessing's `spawn`
+    would otherwise run the worker's program again.
+    """
     own = {"hyperfl_flwr", *ALL}
     for name in [name for name in sys.modules if name.partition(".")[0] in own]:
         del sys.modules[name]
+    sys.modules["__main__"] = ModuleType("__main__")
+
+
+def import_app(folder: Path | None) -> None:
+    """Import this project's modules from the folder of an app's bundle, while the rest of a message arrives.
+
+    Flower's program then finds them imported. It asks for parts that have not arrived only after a second, so asking
+    later saves time. Without such a folder, or if an import fails, it imports them itself and reports the error.
+
+    Args:
+        folder: The folder into which an earlier message has installed the bundle; None if it is not installed.
+    """
+    if folder is None or not all((folder / f"{name.replace('.', '/')}.py").is_file() for name in PRELOADED):
+        return  # an app of another project, or the first message of this app
+    sys.path.insert(0, str(folder))
+    try:
+        for name in PRELOADED:
+            if not Path(str(importlib.import_module(name).__file__)).is_relative_to(folder):
+                raise ImportError(name)
+    except Exception:  # noqa: BLE001 - whatever the app raises; Flower's program raises it again
+        sys.path.remove(str(folder))
+        forget_project()
 
 
 def installed() -> dict[str, int]:
@@ -222,7 +252,7 @@ def _ready(ended: int, timeout: float, running: Sequence[BaseProcess]) -> bool:
     return ended in readable
 
 
-def _taken(tasks: "NodeTasks") -> str | None:
+def _taken(tasks: "NodeTasks") -> "Task | None":
     try:
         return tasks.take()
     except PermissionError as error:

@@ -3,22 +3,39 @@
 A SuperNode with `--isolation process` starts no process for a message: a program takes the message's task from the
 SuperNode's runtime API and starts one. Flower's own program, `flower-superexec`, starts an interpreter for each.
 
-Wraps `AcquireTask` of `flwr.supercore.runtime`, with the headers that Flower's programs send, and the entry point of
-`flwr-clientapp`. Flower has no public interface for such programs.
+Wraps `AcquireTask` of `flwr.supercore.runtime`, with the headers that Flower's programs send, the entry point of
+`flwr-clientapp`, and the folder into which it installs apps. Flower has no public interface for such programs.
 """
 
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn, Self
 
 import httpx
+from flwr.common.constant import APP_DIR, FAB_HASH_TRUNCATION
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.utils import get_flwr_home
 from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
 
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 """Name of the request that needs the secret that a SuperNode shares with the program that starts processes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """The task of one message.
+
+    Attributes:
+        token: With it, a process gets and answers the message.
+        fab_hash: SHA-256 of the bundle of the app that handles the message, in hexadecimal digits.
+    """
+
+    token: str
+    fab_hash: str
 
 
 class NodeTasks:
@@ -51,12 +68,8 @@ class NodeTasks:
         """Close the connection of this process; in a forked process, the parent's stays open."""
         self._client.close()
 
-    def take(self) -> str | None:
-        """Take the task of the next message.
-
-        Returns:
-            The token with which a process gets and answers the message; None if there is no message, or if the
-            SuperNode does not answer.
+    def take(self) -> Task | None:
+        """Take the task of the next message; None if there is no message, or if the SuperNode does not answer.
 
         Raises:
             PermissionError: If the SuperNode refuses the secret.
@@ -72,7 +85,19 @@ class NodeTasks:
                 f"the SuperNode at {self.address} refuses the request for its messages (HTTP status "
                 f"{error.response.status_code})"
             ) from error
-        return response.token if response.HasField("task") and response.token else None
+        if not response.HasField("task") or not response.token:
+            return None
+        return Task(token=response.token, fab_hash=response.task.fab_hash)
+
+
+def installed_app(fab_hash: str) -> Path | None:
+    """Return the folder of an app's bundle in FLWR_HOME if an earlier message has installed it, from where it runs.
+
+    Args:
+        fab_hash: SHA-256 of the bundle, in hexadecimal digits.
+    """
+    found = list((get_flwr_home() / APP_DIR).glob(f"*.{fab_hash[:FAB_HASH_TRUNCATION]}")) if fab_hash.isalnum() else []
+    return found[0] if len(found) == 1 and found[0].is_dir() else None
 
 
 def run_client_app(address: str, token: str) -> NoReturn:
@@ -80,7 +105,7 @@ def run_client_app(address: str, token: str) -> NoReturn:
 
     Args:
         address: Address of the SuperNode's runtime API, HOST:PORT.
-        token: What `NodeTasks.take` returned.
+        token: The task's token.
 
     Raises:
         SystemExit: With the exit code of `flwr-clientapp`.

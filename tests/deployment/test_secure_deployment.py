@@ -85,6 +85,8 @@ class Story:
                 environment.write(f"export MAY_UNMASK='{self.folder / 'may_unmask'}'\n")
             with (node.folder / "node.toml").open("a") as settings:
                 settings.write("min-cohort = 2\n" + ("secure-sum-only = true\n" if number == CAREFUL else ""))
+            without = node.folder / "node.toml"  # processes that are forked from a worker have torch in memory
+            without.write_text(without.read_text().replace('worker = "auto"', 'worker = "off"'))
 
     def messages(self, node: int, kind: str, number: int = 0) -> list[LedgerEntry]:
         """Return the messages of one kind and round in a node's ledger."""

@@ -104,3 +104,18 @@ def test_private_memory():
         assert memory.private_memory(os.getpid()) - before == pytest.approx(len(block), rel=0.1)
     assert memory.private_memory(2**30) == 0
     assert memory.cpu_seconds([os.getpid()]) > 0
+    assert 0 < memory.proportional_memory([os.getpid()]) < 2 * memory.private_memory(os.getpid()) + 1e9
+    assert memory.proportional_memory([2**30]) == 0
+
+
+def test_the_parts_of_a_deployed_round():
+    """The first message is not counted; the parts of the second end at the lines that Flower logs."""
+    deployed_round = importlib.import_module("benchmarks.deployed_round")
+    steps = deployed_round.STEPS
+    first = [(second, text) for second, text in enumerate(steps.values())]
+    moments = {"taken": 10, "begun": 11, "loading": 13, "answered": 17, "sending": 18, "sent": 20}
+    second = [(moments[step], f"INFO: {text} (ID: 1)") for step, text in steps.items()]
+    other = (12, "INFO: something else")
+    (parts,) = deployed_round.divided([*first, second[0], other, *second[1:]], [3.0])
+    assert sorted(parts) == sorted(deployed_round.PARTS)
+    assert parts == {"waiting": 5, "begun": 1, "loading": 2, "imports": 1.0, "clients": 3.0, "sending": 1, "sent": 2}

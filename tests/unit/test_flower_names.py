@@ -22,8 +22,11 @@ from flwr.simulation.ray_transport.ray_actor import BasicActorPool, pool_size_fr
 from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable import inflatable_object
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.superlink.grid import HttpGrid
+from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from packaging.requirements import Requirement
@@ -136,6 +139,11 @@ PARAMETERS: list[tuple[Callable[..., object], str]] = [
     (FleetHttpClient.ActivateNode, "self request"),
     (FleetHttpClient.DeactivateNode, "self request"),
     (NodeAuthHttpInterceptor, "private_key public_key"),
+    (RuntimeHttpClient.from_server_address, "server_address insecure root_certificates interceptors retry_invoker"),
+    (RuntimeHttpClient.AcquireTask, "self request"),
+    (RuntimeVersionHttpInterceptor, "component_name"),
+    (SuperExecAuthHttpInterceptor, "master_secret protected_methods"),
+    (flwr_clientapp, ""),
     (public_key_to_bytes, "public_key"),
     (FlowerError.from_json, "value"),
 ]

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import uvicorn
@@ -11,7 +12,7 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supernode.main import create_app
 from flwr.supernode.nodestate import NodeState, NodeStateFactory
 
-from hyperfl_flwr.flower.node_tasks import NodeTasks
+from hyperfl_flwr.flower.node_tasks import NodeTasks, installed_app
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +35,17 @@ def test_a_task_is_taken_once(node: tuple[str, NodeState]) -> None:
     address, state = node
     with NodeTasks(address, b"right") as tasks:
         assert tasks.take() is None
-        assert state.create_task(task_type=TaskType.CLIENT_APP, run_id=1, fab_hash="0") is not None
-        token = tasks.take()
-        assert token
-        assert state.get_task_by_token(token) is not None
+        assert state.create_task(task_type=TaskType.CLIENT_APP, run_id=1, fab_hash="0f") is not None
+        task = tasks.take()
+        assert task is not None
+        assert task.fab_hash == "0f"
+        assert state.get_task_by_token(task.token) is not None
         assert tasks.take() is None
 
 
 def test_another_secret_takes_no_task(node: tuple[str, NodeState]) -> None:
     address, state = node
-    assert state.create_task(task_type=TaskType.CLIENT_APP, run_id=1, fab_hash="0") is not None
+    assert state.create_task(task_type=TaskType.CLIENT_APP, run_id=1, fab_hash="0f") is not None
     with NodeTasks(address, b"wrong") as tasks, pytest.raises(PermissionError, match=r"refuses the request .* 401"):
         tasks.take()
     with NodeTasks(address, b"right") as tasks:
@@ -53,3 +55,16 @@ def test_another_secret_takes_no_task(node: tuple[str, NodeState]) -> None:
 def test_a_supernode_that_does_not_answer_has_no_task() -> None:
     with NodeTasks("127.0.0.1:9", b"right") as tasks:
         assert tasks.take() is None
+
+
+def test_an_app_is_found_where_flower_installs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    assert installed_app("12345678" + 56 * "0") is None
+    folder = tmp_path / "apps" / "hyperfl.hyperfl-flwr.0.1.0.12345678"
+    folder.mkdir(parents=True)
+    assert installed_app("12345678" + 56 * "0") == folder
+    assert installed_app("12345679" + 56 * "0") is None
+    assert installed_app("*") is None
+    assert installed_app("") is None
+    (tmp_path / "apps" / "other.app.0.1.0.12345678").mkdir()
+    assert installed_app("12345678" + 56 * "0") is None

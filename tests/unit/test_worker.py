@@ -33,7 +33,7 @@ def result(program: str, *words: object) -> subprocess.CompletedProcess[str]:
     """Run a program in a process without threads."""
     return subprocess.run(
         [sys.executable, "-c", PROGRAM + program, *map(str, words)], capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120,
     )  # fmt: skip
 
 
@@ -65,6 +65,9 @@ def test_a_secret_that_others_could_have_written_is_refused(tmp_path: Path) -> N
     file.unlink()
     with pytest.raises(StateError, match="cannot be read"):
         worker.read_secret(tmp_path)
+    os.mkfifo(file, 0o600)
+    with pytest.raises(StateError, match="must be yours alone"):
+        worker.read_secret(tmp_path)
 
 
 BUNDLE = """
@@ -87,6 +90,35 @@ def test_a_message_imports_the_project_from_the_bundle_and_other_packages_not_ag
     (package / "__init__.py").write_text("MARK = 'the bundle'\n")
     found = result(BUNDLE, tmp_path)
     assert found.stdout.splitlines() == ["the bundle False True", "7 True"], found.stderr
+
+
+IMPORTED = """
+from hyperfl_flwr.deploy.worker import import_app
+
+def handle():
+    before = list(sys.path)
+    import_app(Path(sys.argv[1]))
+    print(sorted(name for name in sys.modules if name.startswith("hyperfl_flwr")), sys.path == before, flush=True)
+    raise SystemExit(0)
+
+run(handle)
+"""
+
+
+def test_an_installed_app_is_imported_from_its_bundle_or_left_to_flower(tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    folder = bundle / "hyperfl_flwr" / "app"
+    folder.mkdir(parents=True)
+    assert result(IMPORTED, bundle).stdout == "[] True\n"  # another app
+    (folder / "client.py").touch()
+    (folder / "node.py").touch()
+    assert result(IMPORTED, bundle).stdout == "[] True\n"  # without __init__.py, the installed package comes first
+    for package in (folder, folder.parent):
+        (package / "__init__.py").touch()
+    expected = ["hyperfl_flwr", "hyperfl_flwr.app", "hyperfl_flwr.app.client", "hyperfl_flwr.app.node"]
+    assert result(IMPORTED, bundle).stdout == f"{expected} False\n"
+    (folder / "node.py").write_text("raise ValueError")
+    assert result(IMPORTED, bundle).stdout == "[] True\n"
 
 
 NUMBERS = """
@@ -133,6 +165,55 @@ def test_a_process_with_threads_is_not_forked() -> None:
     found = result(THREADED)
     assert found.returncode == 1
     assert "a process with threads cannot be forked: ['MainThread', 'other']" in found.stderr
+
+
+TRAINING = """
+import torch
+from hyperfl_flwr.deploy.worker import preload
+preload()
+
+def handle():
+    torch.set_num_threads(2)
+    matrix = torch.randn(600, 600, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    array = matrix.numpy()
+    print(torch.get_num_threads(), bool(torch.allclose(matrix @ matrix, torch.from_numpy(array @ array))), flush=True)
+    raise SystemExit(0)
+
+print(torch.cuda.is_initialized(), [run(handle) for _ in range(2)])
+"""
+
+
+def test_processes_compute_with_threads_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker's imports start threads of numpy's library, which end before a fork; and no CUDA context."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    found = result(TRAINING)
+    assert found.stdout.splitlines() == ["2 True", "2 True", "False [0, 0]"], found.stderr
+
+
+SPAWNING = """
+import multiprocessing
+
+def handle():
+    process = multiprocessing.get_context("spawn").Process(target=os._exit, args=(5,))
+    process.start()
+    process.join()
+    print(process.exitcode, flush=True)
+    raise SystemExit(0)
+
+if __name__ == "__main__":
+    run(handle)
+"""
+
+
+def test_a_process_that_a_message_spawns_does_not_run_the_workers_program(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(f"print('begins', flush=True){PROGRAM}{SPAWNING}")
+    found = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60,
+    )  # fmt: skip
+    assert found.stdout.splitlines() == ["begins", "5"], found.stderr
 
 
 def sleeping(tmp_path: Path, last: str) -> int:
