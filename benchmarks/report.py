@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.first_round import Beginning, medians
 from benchmarks.measure import SLOW_ROUNDS, Timing
 from benchmarks.private_steps import PrivateSteps
 from benchmarks.secure_rounds import SecureRound
@@ -46,6 +47,7 @@ class Results:
         secure: Costs of secure sums, by number of nodes and of parameters.
         secure_rounds: Rounds with secure sums and plain ones, by workload; each node hosts one client.
         private: Noisy steps and plain ones.
+        beginnings: First seconds of some runs.
     """
 
     circumstances: Mapping[str, str]
@@ -58,6 +60,7 @@ class Results:
     secure: Sequence[SecureCost]
     secure_rounds: Mapping[Workload, SecureRound]
     private: Sequence[PrivateSteps]
+    beginnings: Sequence[Beginning] = ()
 
 
 def render(results: Results) -> str:
@@ -112,10 +115,27 @@ def render(results: Results) -> str:
             [(step.name, f"{step.copies:.2f}", f"{1e3 * step.seconds:.1f}") for step in results.transport],
             "lrr",
         ),
+        *first_round_parts(results.beginnings),
         *private_parts(results.private),
         *secure_parts(results.secure, results.secure_rounds),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def first_round_parts(beginnings: Sequence[Beginning]) -> list[str]:
+    """Return the section on the first seconds of a run; nothing if none was measured."""
+    if not beginnings:
+        return []
+    return [
+        "## The first seconds of a run",
+        _text(
+            f"""`hyperfl run` with its default settings, on digits with Flower's simulation engine, from the start of
+            the command to its first trained round (`python -m benchmarks --first-round`): when each program starts,
+            and the CPU time of all of its processes until then. Medians of {len(beginnings)} run(s); other work on the
+            machine lengthens them."""
+        ),
+        _table(["program", "starts after s", "CPU s"], medians(beginnings), "lrr"),
+    ]
 
 
 def private_parts(steps: Sequence[PrivateSteps]) -> list[str]:
