@@ -49,7 +49,7 @@ class LocalSuperLink:
         private: Whether it gets a private network; None for yes if the system supports it.
     """
 
-    def __init__(self, home: Path | None = None, *, start_timeout: float = 60.0, private: bool | None = None) -> None:
+    def __init__(self, home: Path | None = None, *, start_timeout: float = 180.0, private: bool | None = None) -> None:
         self._wanted_home = home
         self._start_timeout = start_timeout
         self._wants_private = private
