@@ -26,6 +26,11 @@ PATIENCE = 600.0
 
 FIRST_ROUND = "the first round is trained"
 
+SECTION = """`hyperfl run` with its default settings, on digits with Flower's simulation engine, from the start of the
+command to its first trained round (`python -m benchmarks --first-round`): when each program starts, and the CPU time of
+all of its processes until then. Medians of {number} run(s); other work on the machine lengthens them."""
+"""Text above the table of the beginnings."""
+
 PROGRAMS = {
     r"import subprocess_call|from hyperfl_flwr\.launch\.subprocess_call": "the check of the settings",
     r"launch/private_network\.py|launch/processes\.py .*--owner": "the supervisor and its network",

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.first_round import Beginning, medians
+from benchmarks.first_round import SECTION, Beginning, medians
 from benchmarks.measure import SLOW_ROUNDS, Timing
 from benchmarks.private_steps import PrivateSteps
 from benchmarks.secure_rounds import SecureRound
@@ -23,7 +23,6 @@ SECURE_TARGETS = {
     (5, False): ("at most 800", "at most 1500", "at most 1.04"),
 }
 """Targets of secure sums for a node, the server and the bytes, by number of nodes and whether the model is small."""
-
 
 STEP_TARGETS = {("cnn", 28): "at most 2.2"}
 """Targets of the ratio of a noisy step to a plain one, by target network and image side."""
@@ -128,12 +127,7 @@ def first_round_parts(beginnings: Sequence[Beginning]) -> list[str]:
         return []
     return [
         "## The first seconds of a run",
-        _text(
-            f"""`hyperfl run` with its default settings, on digits with Flower's simulation engine, from the start of
-            the command to its first trained round (`python -m benchmarks --first-round`): when each program starts,
-            and the CPU time of all of its processes until then. Medians of {len(beginnings)} run(s); other work on the
-            machine lengthens them."""
-        ),
+        _text(SECTION.format(number=len(beginnings))),
         _table(["program", "starts after s", "CPU s"], medians(beginnings), "lrr"),
     ]
 
