@@ -8,6 +8,7 @@ from pathlib import Path
 from benchmarks.deployed_load import measure_load
 from benchmarks.deployed_report import load_parts, round_parts
 from benchmarks.deployed_round import DeployedWork, Profile, measure_deployed
+from benchmarks.first_round import measure_beginning
 from benchmarks.measure import (
     SLOW_ROUNDS,
     measure_clients,
@@ -18,7 +19,7 @@ from benchmarks.measure import (
     measure_transport,
 )
 from benchmarks.private_steps import PrivateSteps
-from benchmarks.report import Results, private_parts, render, secure_parts
+from benchmarks.report import Results, first_round_parts, private_parts, render, secure_parts
 from benchmarks.workload import Workload
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.versions import versions
@@ -101,6 +102,11 @@ def main() -> None:
     if options.private_steps:
         print("\n\n".join(private_parts(noisy_steps())))
         return
+    note("the first seconds of a run")
+    beginnings = [measure_beginning() for _ in range(options.repetitions)]
+    if options.first_round:
+        print("\n\n".join(first_round_parts(beginnings)))
+        return
     secure = [measure_secure(work, num_nodes, note) for work, num_nodes in SECURE_WORK]
     num_rounds = min(options.rounds, SLOW_ROUNDS)
     secure_rounds = {work: measure_secure_rounds(quick_version(work), num_rounds, note) for work in SECURE_ROUNDS}
@@ -120,6 +126,7 @@ def main() -> None:
         secure_rounds=secure_rounds,
         private=noisy_steps(),
         deployed=() if options.quick else [*round_parts(deployed(), DEPLOYED_ROUNDS), *load(LOAD_NODES)],
+        beginnings=beginnings,
     )
     page = render(results)
     print(page)
@@ -146,6 +153,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, help="measurements of each client round (default: 7, quick: 2)")
     parser.add_argument("--output", type=Path, help="file to write (default: docs/results/performance.md, quick: none)")
     parser.add_argument("--quick", action="store_true", help="use small sizes (four minutes); not meaningful for speed")
+    parser.add_argument("--first-round", action="store_true", help="measure only a run's first seconds, and print them")
     parser.add_argument("--secure-sums", action="store_true", help="measure only secure sums, and print that section")
     parser.add_argument("--private-steps", action="store_true", help="measure only noisy steps, and print that section")
     parser.add_argument("--deployed-round", action="store_true", help="measure only a deployment's rounds, and print")

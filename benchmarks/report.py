@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.first_round import SECTION, Beginning, medians
 from benchmarks.measure import SLOW_ROUNDS, Timing
 from benchmarks.private_steps import PrivateSteps
 from benchmarks.secure_rounds import SecureRound
@@ -22,7 +23,6 @@ SECURE_TARGETS = {
     (5, False): ("at most 800", "at most 1500", "at most 1.04"),
 }
 """Targets of secure sums for a node, the server and the bytes, by number of nodes and whether the model is small."""
-
 
 STEP_TARGETS = {("cnn", 28): "at most 2.2"}
 """Targets of the ratio of a noisy step to a plain one, by target network and image side."""
@@ -47,6 +47,7 @@ class Results:
         secure_rounds: Rounds with secure sums and plain ones, by workload; each node hosts one client.
         private: Noisy steps and plain ones.
         deployed: The sections on deployments.
+        beginnings: First seconds of some runs.
     """
 
     circumstances: Mapping[str, str]
@@ -60,6 +61,7 @@ class Results:
     secure_rounds: Mapping[Workload, SecureRound]
     private: Sequence[PrivateSteps]
     deployed: Sequence[str] = ()
+    beginnings: Sequence[Beginning] = ()
 
 
 def render(results: Results) -> str:
@@ -115,11 +117,23 @@ def render(results: Results) -> str:
             [(step.name, f"{step.copies:.2f}", f"{1e3 * step.seconds:.1f}") for step in results.transport],
             "lrr",
         ),
+        *first_round_parts(results.beginnings),
         *private_parts(results.private),
         *secure_parts(results.secure, results.secure_rounds),
         *results.deployed,
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def first_round_parts(beginnings: Sequence[Beginning]) -> list[str]:
+    """Return the section on the first seconds of a run; nothing if none was measured."""
+    if not beginnings:
+        return []
+    return [
+        "## The first seconds of a run",
+        _text(SECTION.format(number=len(beginnings))),
+        _table(["program", "starts after s", "CPU s"], medians(beginnings), "lrr"),
+    ]
 
 
 def private_parts(steps: Sequence[PrivateSteps]) -> list[str]:

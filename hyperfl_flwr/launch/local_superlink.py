@@ -56,7 +56,7 @@ class LocalSuperLink:
         self,
         home: Path | None = None,
         *,
-        start_timeout: float = 60.0,
+        start_timeout: float = 180.0,
         private: bool | None = None,
         ray_address: str = "",
         folder: Path | None = None,
