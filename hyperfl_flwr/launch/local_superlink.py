@@ -64,8 +64,7 @@ class LocalSuperLink:
         self._wanted_home = home
         self._ray_address, self._folder = ray_address, folder
         self._start_timeout = start_timeout
-        self._wants_private = private
-        self._private = False
+        self._wants_private, self._private = private, False
         self._temporary: list[Path] = []
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._client: FlowerClient | None = None
@@ -175,10 +174,8 @@ class LocalSuperLink:
     def _start(self) -> None:
         if self._supervisor is not None:
             raise ValueError("this LocalSuperLink was entered before; create another one")
-        if self._wants_private is None:
-            self._private = not (self._ray_address or private_network.obstacle())
-        else:
-            self._private = self._wants_private
+        wanted = self._wants_private
+        self._private = not (self._ray_address or private_network.obstacle()) if wanted is None else wanted
         if self._wanted_home is None:
             prefix = "hyperfl-" if self._folder is None else ".hyperfl-"
             self._temporary.append(Path(tempfile.mkdtemp(prefix=prefix, dir=self._folder)))
