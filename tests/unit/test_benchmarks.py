@@ -104,3 +104,13 @@ def test_private_memory():
         assert memory.private_memory(os.getpid()) - before == pytest.approx(len(block), rel=0.1)
     assert memory.private_memory(2**30) == 0
     assert memory.cpu_seconds([os.getpid()]) > 0
+
+
+def test_costs_of_many_clients():
+    """A run of forty clients has private state of those that a round has drawn, and all of its phases take time."""
+    many_clients = importlib.import_module("benchmarks.many_clients")
+    cost = many_clients.measure(many_clients.Case(method="hyperfl", clients=40, engine="in-process", end="drawn"))
+    assert min(cost.start, cost.round, cost.last, cost.evaluation, cost.rest) > 0
+    assert 30 < cost.entries <= 41  # with the record of what uploads release
+    assert cost.state > 30 * 43_600 * 4  # the generated weights
+    assert cost.manifest < 100_000
