@@ -119,3 +119,13 @@ def test_the_parts_of_a_deployed_round():
     (parts,) = deployed_round.divided([*first, second[0], other, *second[1:]], [3.0])
     assert sorted(parts) == sorted(deployed_round.PARTS)
     assert parts == {"waiting": 5, "begun": 1, "loading": 2, "imports": 1.0, "clients": 3.0, "sending": 1, "sent": 2}
+
+
+def test_costs_of_many_clients():
+    """A run of forty clients has private state of those that a round has drawn, and all of its phases take time."""
+    many_clients = importlib.import_module("benchmarks.many_clients")
+    cost = many_clients.measure(many_clients.Case(method="hyperfl", clients=40, engine="in-process", end="drawn"))
+    assert min(cost.start, cost.round, cost.last, cost.evaluation, cost.rest) > 0
+    assert 30 < cost.entries <= 41  # with the record of what uploads release
+    assert cost.state > 30 * 43_600 * 4  # the generated weights
+    assert cost.manifest < 100_000
