@@ -189,7 +189,7 @@ class BaseClient(ParameterGroups, ClientModel, ReportedMetrics, LocalTraining, P
         context = self.context
         began = time.perf_counter()
         seconds = began - begun.at if seconds is None else seconds
-        metrics = begun.metrics | trained
+        metrics: dict[str, Scalar] = {**begun.metrics, **trained}
         self.check_release(begun.release, metrics)
         metrics |= self.spent_steps(begun.release)
         metrics |= accuracy_metrics("personalized", self._evaluate(self.predictor))

@@ -173,7 +173,7 @@ def _is_finite(array: NDArray[Any] | BlockArray) -> bool:
     the elements themselves are summed in float64, which finite float32 cannot overflow.
     """
     if not isinstance(array, np.ndarray):
-        return array.bound <= np.finfo(array.dtype).max or all(_is_finite(block) for _, block in array.columns())
+        return array.bound <= float(np.finfo(array.dtype).max) or all(_is_finite(block) for _, block in array.columns())
     flat = array.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(np.dot(flat, flat)) or np.isfinite(np.add.reduce(flat, dtype=np.float64)))
