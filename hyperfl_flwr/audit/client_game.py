@@ -75,7 +75,10 @@ class ClientGame(Game):
     def scores(self, takes_part: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return the sum over the rounds of what the auditor sees of each canary's parameter [m]."""
         play_round = {"local": self._uploads, "server": self._noisy_mean, "sum": self._secure_sum}[self.noise_from]
-        return np.sum([play_round(takes_part) for _ in range(self.rounds)], axis=0)
+        scores = np.zeros(self.canaries)
+        for _ in range(self.rounds):
+            scores += play_round(takes_part)
+        return scores
 
     def _received(self) -> NDArray[np.float32]:
         return np.zeros(self.canaries, np.float32)

@@ -97,7 +97,8 @@ def node_arguments(folder: Path) -> str:
     """
     place, node = NodeAddress.read(folder), read_node_config(folder)
     _refuse_missing_files(folder, node)
-    config = " ".join(f"{key}={as_toml(value)}" for key, value in node.flat().items())
+    # `worker` is for start.sh; the app of a run that an earlier version has started does not know it.
+    config = " ".join(f"{key}={as_toml(value)}" for key, value in node.flat().items() if key != "worker")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

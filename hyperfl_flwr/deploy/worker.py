@@ -15,6 +15,7 @@ import os
 import select
 import shlex
 import signal
+import socket
 import stat
 import sys
 import threading
@@ -27,7 +28,6 @@ from secrets import token_bytes
 from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
-from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.package_guard import ALL
 from hyperfl_flwr.core.storage import write_atomically
@@ -43,6 +43,12 @@ PRELOADED = ("hyperfl_flwr.app.client", "hyperfl_flwr.app.node")
 
 _PR_SET_PDEATHSIG = 1
 """Number of prctl(2)'s request for a signal when the parent ends."""
+
+_LISTENING = "0A"
+"""State of a socket that accepts connections, as in proc(5)'s /proc/net/tcp."""
+
+PATIENCE = 60.0
+"""Time in seconds that a SuperNode has to end after Ctrl-C."""
 
 SHORTEST_POLL, LONGEST_POLL = 0.1, 1.0
 """Shortest and longest pause between two requests for a message, in seconds."""
@@ -95,7 +101,8 @@ def serve(folder: Path, port: int, supernode: int) -> None:
     """
     secret = read_secret(folder)
     signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGINT, _stop)  # a shell's background process otherwise ignores it, and so would its children
+    # A shell's background process otherwise ignores it, and so would its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with contextlib.ExitStack() as at_end:
         try:
             ended = os.pidfd_open(supernode)  # another process that gets the id later is not taken for the SuperNode
@@ -104,11 +111,21 @@ def serve(folder: Path, port: int, supernode: int) -> None:
         except OSError as error:
             raise StateError(f"the SuperNode, process {supernode}, cannot be watched ({error.strerror})") from None
         at_end.callback(os.close, ended)
-        preload()
-        # Here, since the commands that import this module need none of it.
-        from hyperfl_flwr.flower.node_tasks import NodeTasks, installed_app, run_client_app
+        try:
+            _serve(port, secret, ended)
+        except KeyboardInterrupt:  # Ctrl-C in a terminal reaches the SuperNode, too, which needs some seconds to end
+            if not select.select([ended], [], [], PATIENCE)[0]:
+                raise SystemExit(1) from None
 
-        packages, since, running = installed(), time.monotonic(), list[BaseProcess]()
+
+def _serve(port: int, secret: bytes, ended: int) -> None:
+    """Import what messages need, and start a process for each until the descriptor `ended` is readable."""
+    packages, since, running = installed(), time.monotonic(), list[BaseProcess]()
+    preload()
+    # Not at the top: Flower is one of the packages that `preload` imports.
+    from hyperfl_flwr.flower.node_tasks import NodeTasks, installed_app, run_client_app
+
+    with contextlib.ExitStack() as at_end:
         tasks = at_end.enter_context(NodeTasks(f"127.0.0.1:{port}", secret))
         at_end.callback(end, running)
 
@@ -123,9 +140,12 @@ def serve(folder: Path, port: int, supernode: int) -> None:
             if installed() != packages:  # the next message must not run with what was replaced
                 if not running:
                     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the same command
-            elif (task := _taken(tasks)) is not None:
-                running.append(start(partial(handle, task)))
+            elif is_own_listener(port) and (task := _taken(tasks)) is not None:
                 since = time.monotonic()
+                try:
+                    running.append(start(partial(handle, task)))
+                except OSError as error:  # the SuperNode offers the task again after half a minute
+                    sys.stderr.write(f"warning: no process for a message can be started ({error.strerror})\n")
 
 
 def pause(idle: float) -> float:
@@ -191,9 +211,12 @@ def _handle(handle: Callable[[], NoReturn], worker: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _be_killed_after(worker)
-    Path("/proc/self/comm").write_text("flwr-clientapp")  # the name that `ps` shows
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text("flwr-clientapp")  # the name that `ps` shows
     forget_project()
-    importlib.import_module("numpy").random.seed()  # its global generator would otherwise be the same in all processes
+    # Global generators would otherwise be the same in all processes; Python's own is seeded by its module.
+    importlib.import_module("numpy").random.seed()
+    importlib.import_module("torch").default_generator.seed()
     handle()
 
 
@@ -239,11 +262,25 @@ def import_app(folder: Path | None) -> None:
 def installed() -> dict[str, int]:
     """Return when each folder of installed packages was last changed, in nanoseconds.
 
-    An installation or removal of a package changes such a folder. This project's own is left out: it is imported by
-    each message.
+    An installation or removal of a package changes such a folder.
     """
-    folders = {Path(entry).resolve() for entry in sys.path if entry}
-    return {str(folder): folder.stat().st_mtime_ns for folder in folders if folder.is_dir() and folder != ROOT}
+    found = {}
+    for folder in {Path(entry).resolve() for entry in sys.path if entry}:
+        with contextlib.suppress(OSError):  # there is no such folder, or no longer
+            if folder.is_dir():
+                found[str(folder)] = folder.stat().st_mtime_ns
+    return found
+
+
+def is_own_listener(port: int) -> bool:
+    """Return whether the program that listens on a loopback port is this user's.
+
+    Another account's program that took the port before the SuperNode could name an app to run.
+    """
+    address = int.from_bytes(socket.inet_aton("127.0.0.1"), sys.byteorder)
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    owners = {int(row[7]) for row in rows if (row[1], row[3]) == (f"{address:08X}:{port:04X}", _LISTENING)}
+    return owners == {os.getuid()}
 
 
 def _ready(ended: int, timeout: float, running: Sequence[BaseProcess]) -> bool:

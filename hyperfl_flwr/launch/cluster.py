@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperfl_flwr.core.errors import ConfigError, DeviceError
+from hyperfl_flwr.launch.flower_env import gpu_share
 
 MOST_ON_GPU = 64
 """Largest number of processes on one GPU."""
@@ -148,8 +149,8 @@ class Placement:
             "init-args-log-to-driver=false",
             "init-args-logging-level='ERROR'",
         ]
-        if self.on_gpu:  # Flower keeps the share as float32: rounded down, so that all processes fit
-            settings.append(f"client-resources-num-gpus={9999 // self.on_gpu / 1e4}")
+        if self.on_gpu:
+            settings.append(f"client-resources-num-gpus={gpu_share(self.on_gpu)}")
         return " ".join(settings)
 
 

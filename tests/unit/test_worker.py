@@ -3,9 +3,11 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -29,11 +31,13 @@ def run(handle):
 """
 
 
-def result(program: str, *words: object) -> subprocess.CompletedProcess[str]:
+def result(
+    program: str, *words: object, environment: Mapping[str, str] = os.environ
+) -> subprocess.CompletedProcess[str]:
     """Run a program in a process without threads."""
     return subprocess.run(
         [sys.executable, "-c", PROGRAM + program, *map(str, words)], capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120,
+        env={**environment, "PYTHONPATH": str(ROOT)}, timeout=120,
     )  # fmt: skip
 
 
@@ -122,10 +126,11 @@ def test_an_installed_app_is_imported_from_its_bundle_or_left_to_flower(tmp_path
 
 
 NUMBERS = """
-import random, numpy
+import random, numpy, torch
 
 def handle():
-    print(random.random(), numpy.random.rand(), Path("/proc/self/comm").read_text().strip(), flush=True)
+    numbers = (random.random(), numpy.random.rand(), torch.rand(()).item(), torch.initial_seed())
+    print(*numbers, Path("/proc/self/comm").read_text().strip(), flush=True)
     raise SystemExit(0)
 
 for _ in range(2):
@@ -135,9 +140,64 @@ for _ in range(2):
 
 def test_processes_share_no_random_numbers() -> None:
     first, second = (line.split() for line in result(NUMBERS).stdout.splitlines())
-    assert first[0] != second[0]
-    assert first[1] != second[1]
-    assert first[2] == second[2] == "flwr-clientapp"
+    *numbers, name = first
+    *others, its_name = second
+    assert len(numbers) == 4
+    assert all(number != other for number, other in zip(numbers, others, strict=True))
+    assert name == its_name == "flwr-clientapp"
+
+
+COMPUTING = """
+import numpy, torch
+
+def handle():
+    rng = numpy.random.default_rng(0)
+    matrix = rng.standard_normal((400, 400))
+    numpy.linalg.svd(matrix)
+    weights = torch.from_numpy(matrix).requires_grad_(True)
+    (weights @ weights).sum().backward()
+    torch.nn.functional.conv2d(torch.ones(8, 3, 32, 32), torch.ones(16, 3, 5, 5))
+    print(bool(weights.grad.isfinite().all()), flush=True)
+    raise SystemExit(0)
+
+numpy.linalg.svd(numpy.eye(400) + 1.0)  # starts the threads of numpy's library, if it has any
+print(run(handle), run(handle))
+"""
+
+
+def test_a_process_computes_with_threads_after_the_fork() -> None:
+    """The worker's libraries may have threads of their own, of which a forked process has none at first."""
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    found = result(COMPUTING, environment=environment)
+    assert found.stdout.splitlines() == ["True", "True", "0 0"], found.stderr
+
+
+def test_a_new_package_beside_this_one_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where this project is installed with the others, in one folder."""
+    monkeypatch.syspath_prepend(tmp_path)
+    before = worker.installed()
+    assert str(tmp_path) in before
+    assert worker.installed() == before
+    (tmp_path / "new_package").mkdir()
+    assert worker.installed() != before
+    monkeypatch.syspath_prepend(tmp_path / "gone")
+    assert str(tmp_path / "gone") not in worker.installed()
+
+
+def test_only_this_users_listeners_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        assert not worker.is_own_listener(port)  # it does not listen yet
+        listener.listen()
+        assert worker.is_own_listener(port)
+        monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+        assert not worker.is_own_listener(port)
+    with socket.socket() as everywhere:
+        everywhere.bind(("0.0.0.0", 0))
+        everywhere.listen()
+        monkeypatch.undo()
+        assert not worker.is_own_listener(everywhere.getsockname()[1])
 
 
 FAILING = """
