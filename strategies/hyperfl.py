@@ -36,20 +36,15 @@ class WithEmbedding(BaseStrategy):
 
     @classmethod
     def automatic(cls, config: RunConfig) -> Mapping[str, Scalar]:
-        """Return the embedding's learning rate, which equals that of the hypernetwork."""
-        return {"hyperfl.embedding-learning-rate": resolved_number(config.learning_rate)}
+        """Return the embedding's learning rate, and whether clients keep their generated weights."""
+        return {
+            "hyperfl.embedding-learning-rate": resolved_number(config.learning_rate),
+            "hyperfl.keep-last": config.section(HyperFLConfig).keeps_last(config.num_clients),
+        }
 
 
 class HyperFL(WithEmbedding):
     """Averages the shared group `hypernetwork`."""
-
-    @classmethod
-    def automatic(cls, config: RunConfig) -> Mapping[str, Scalar]:
-        """Return the embedding's learning rate, and whether clients keep their generated weights."""
-        return {
-            **super().automatic(config),
-            "hyperfl.keep-last": config.section(HyperFLConfig).keeps_last(config.num_clients),
-        }
 
     @classmethod
     def warnings(cls, config: RunConfig) -> Sequence[str]:

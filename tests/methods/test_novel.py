@@ -221,7 +221,7 @@ def test_novel_clients_are_neither_trained_nor_evaluated_and_their_labels_not_re
     }
     client_data = FederatedData.client
 
-    def unlabelled(self: FederatedData, client: int) -> ClientData:
+    def unlabelled(self: FederatedData, client: int, device: object = "cpu") -> ClientData:
         data = client_data(self, client)
         if client not in NOVEL:
             return data

@@ -88,7 +88,7 @@ def test_clients_that_fail_are_left_out_of_the_comparison(
     config, _ = groups
     straight, calls, client_data = distances_in(config, 3), [], FederatedData.client
 
-    def broken(self: FederatedData, client: int) -> ClientData:
+    def broken(self: FederatedData, client: int, device: object = "cpu") -> ClientData:
         calls.append(client)
         if client == 2 or (client == 8 and calls.count(8) > 1):
             raise RuntimeError("the camera is broken")

@@ -24,7 +24,7 @@ def test_a_failing_novel_client_is_named_and_the_others_go_on(
     """Client 6 lacks samples for one descriptor and is left out; if all novel clients fail, the run can be resumed."""
     client_data = FederatedData.client
 
-    def small(self: FederatedData, client: int) -> ClientData:
+    def small(self: FederatedData, client: int, device: object = "cpu") -> ClientData:
         data = client_data(self, client)
         return replace(data, train_images=data.train_images[:10]) if client == 6 else data
 
@@ -36,7 +36,7 @@ def test_a_failing_novel_client_is_named_and_the_others_go_on(
     assert reason in (run / "server.log").read_text()
     assert (run / "failures" / "round-000001-novel-client-00006.txt").is_file()
 
-    def gone(self: FederatedData, client: int) -> ClientData:
+    def gone(self: FederatedData, client: int, device: object = "cpu") -> ClientData:
         if client in NOVEL:
             raise RuntimeError("the camera is broken")
         return client_data(self, client)

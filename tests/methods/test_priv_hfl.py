@@ -87,7 +87,7 @@ def record_forces(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], np.n
     steps = PrivHFLClient._local_steps
 
     def recorded(self: PrivHFLClient, force: torch.Tensor, rng: np.random.Generator, pseudo: Any = None) -> float:
-        forces[self._round, self.context.client] = force.double().numpy()
+        forces[self.round, self.context.client] = force.double().numpy()
         return steps(self, force, rng, pseudo)
 
     monkeypatch.setattr(PrivHFLClient, "_local_steps", recorded)
