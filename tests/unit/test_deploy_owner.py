@@ -101,7 +101,7 @@ def test_the_node_reads_at_run_time_what_was_checked(tmp_path: Path) -> None:
         (folder / name).touch()
     (folder / "scans").mkdir()
     checked = read_node_config(folder)
-    assert checked.model_fields_set == set(NodeConfig.model_fields) - {"simulated", "worker"}  # `worker` is for start.sh
+    assert checked.model_fields_set == set(NodeConfig.model_fields) - {"simulated", "worker"}  # for start.sh
     assert NodeConfig.of(parse_config_args([shlex.split(node_arguments(folder))[-1]])) == checked
 
 
