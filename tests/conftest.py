@@ -28,8 +28,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 LONGEST = ("deployment", "experiments", "simulation")
 """Folders whose tests run first, so that the processes of `make test` end at about the same time."""
 
-TOGETHER = ("experiments",)
-"""Folders whose tests stay in one process, since they share the studies that they run."""
+TOGETHER = ("deployment", "experiments")
+"""Folders whose tests stay in one process. Deployment tests mostly wait for Flower's programs, so that one process for
+them leaves the cores to the others; tests of experiments share the studies that they run."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -31,7 +31,7 @@ def test_every_page_with_commands_is_run() -> None:
     """A page with a console block needs a test here, in test_readme.py, test_tutorial.py or tests/deployment."""
     covered = {
         "index", "tutorial", "reference/data-sets", "how-to/own-data", "how-to/own-network", "how-to/engines",
-        "how-to/export", "how-to/join", "how-to/tensorboard", "how-to/deploy", "how-to/deploy-security",
+        "how-to/many-clients", "how-to/export", "how-to/join", "how-to/tensorboard", "how-to/deploy", "how-to/deploy-security",
     }  # fmt: skip
     pages = [*DOCS.glob("*.md"), *HOW_TO.glob("*.md"), *(DOCS / "reference").glob("*.md")]
     with_commands = {str(page.relative_to(DOCS).with_suffix("")) for page in pages if blocks(page)}
@@ -75,6 +75,17 @@ def test_engines(tmp_path: Path) -> None:
     assert "estimate" in done.stdout
     checkpoints = sorted((checkout / "runs" / "short" / "checkpoints").iterdir())
     assert len(checkpoints) == 2
+
+
+def test_many_clients(tmp_path: Path) -> None:
+    """The last round and the evaluation are of drawn clients, and the summary says of how many."""
+    _, checkout = run_page(HOW_TO / "many-clients.md", tmp_path)
+    (run,) = [path.parent for path in checkout.glob("runs/*/summary.json")]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    trained = [row for row in rows if row["kind"] == "train"]
+    assert [row["clients"] for row in trained] == [4, 4]
+    (evaluated,) = [row for row in rows if row["kind"] == "aggregate" and row["round"] == 2]
+    assert (evaluated["clients"], evaluated["drawn_from"]) == (10, 20)
 
 
 def test_flowers_own_commands(tmp_path: Path) -> None:
