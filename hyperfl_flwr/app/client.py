@@ -23,6 +23,7 @@ from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.node.ledger import Ledger
 from hyperfl_flwr.node.ledger_app import LedgerApp, LedgerHandle
 from hyperfl_flwr.node.secure_sums import release_shares
+from hyperfl_flwr.protocol.in_step import wait_for_the_other
 from hyperfl_flwr.protocol.messages import CONFIG, Request, printable
 from hyperfl_flwr.protocol.queries import JOIN, PERSONALIZE, PROBLEM, QUERIES
 from hyperfl_flwr.protocol.secure_sums.messages import UNMASK
@@ -198,4 +199,5 @@ def hello(message: Message, context: Context) -> Message:
         # The texts of errors may contain paths or data, which must not leave a deployed node.
         reason = f"{type(error).__name__}: {error}" if is_simulated(context) else for_others(error)
         properties = {"partition": number, PROBLEM: printable(reason)}
+    wait_for_the_other(message.content)
     return adapter.introduce(message, properties)

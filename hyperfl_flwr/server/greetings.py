@@ -1,12 +1,14 @@
 """Greet the nodes of a deployment, and keep their replies to the handshake while they are connected."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from hyperfl_flwr.flower.messages import ErrorCode
+from hyperfl_flwr.protocol.in_step import two_at_once
 from hyperfl_flwr.protocol.messages import HELLO, NUM_EXAMPLES
 from hyperfl_flwr.protocol.secure_sums.messages import greeting
 from hyperfl_flwr.server.exchange import match
@@ -22,16 +24,30 @@ FETCH_SECONDS = 5.0
 ASK_AGAIN_SECONDS = 15.0
 """Pause before a refused node is greeted again, in seconds: its owner may have restarted it with other data."""
 
+SILENT_SECONDS = 20.0
+"""Time without a reply after which a connected node is brought back into step, see `protocol.in_step`, in seconds."""
+
 _NO_ANSWER = {ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED, ErrorCode.MESSAGE_UNAVAILABLE}
 
 
 @dataclass(kw_only=True)
 class _Greeting:
-    """A greeting without a reply so far: the message, its id, and the time at which it was sent."""
+    """A greeting without a reply so far.
+
+    Attributes:
+        message: The message.
+        name: Its id.
+        sent_at: Time at which it was sent, on the clock of `time.monotonic`.
+        first_sent_at: Time at which the node's first greeting without a reply was sent.
+        before: Id of the greeting that was sent at the same time, if there is one, else empty: once it is answered and
+            this one is not, the node is still out of step.
+    """
 
     message: Message
     name: str
     sent_at: float
+    first_sent_at: float
+    before: str = ""
 
 
 class Greetings:
@@ -77,22 +93,58 @@ class Greetings:
         ]
         self._greet([*new, *again])
         self._collect()
+        self._bring_into_step()
         while time.monotonic() < now + patience and any(node in self._waiting for node in new):
             time.sleep(PAUSE_SECONDS)
             self._collect()
+            self._bring_into_step()
 
     def _greet(self, nodes: list[int]) -> None:
-        messages = [Message(greeting(self._session), dst_node_id=node, message_type=HELLO) for node in nodes]
+        now = time.monotonic()
+        self._greeted_at |= dict.fromkeys(nodes, now)
+        for node, message, name in self._sent([(node, greeting(self._session)) for node in nodes]):
+            self._waiting[node] = _Greeting(message=message, name=name, sent_at=now, first_sent_at=now)
+
+    def _bring_into_step(self) -> None:
+        """Greet nodes without a reply twice at once; again if only the first of two greetings has a reply."""
+        now = time.monotonic()
+        silent = [
+            node
+            for node, sent in self._waiting.items()
+            if now - sent.sent_at > SILENT_SECONDS and (not sent.before or self._has_reply(sent.before))
+        ]
+        contents = [(node, each) for node in silent for each in two_at_once(lambda: greeting(self._session))]
+        before: dict[int, str] = {}
+        for node, message, name in self._sent(contents):
+            first = self._waiting[node].first_sent_at
+            self._waiting[node] = _Greeting(
+                message=message, name=name, sent_at=now, first_sent_at=first, before=before.get(node, "")
+            )
+            before[node] = name
+
+    def _sent(self, contents: Sequence[tuple[int, RecordDict]]) -> list[tuple[int, Message, str]]:
+        """Send greetings; returns the node, the message and its id of each that Flower has accepted."""
+        messages = [Message(content, dst_node_id=node, message_type=HELLO) for node, content in contents]
         names: list[str | None] = list(repeated(lambda: self._grid.push_messages(messages))) if messages else []
-        for node, message, name in zip(nodes, messages, names, strict=True):
-            self._greeted_at[node] = time.monotonic()
-            if name is not None:  # None: Flower refuses a message to a node that has just left
-                self._waiting[node] = _Greeting(message=message, name=name, sent_at=time.monotonic())
+        return [  # None: Flower refuses a message to a node that has just left
+            (node, message, name)
+            for (node, _), message, name in zip(contents, messages, names, strict=True)
+            if name is not None
+        ]
+
+    def _has_reply(self, name: str) -> bool:
+        """Return whether a greeting has been answered, whatever the reply says."""
+        try:
+            return bool(fetch(self._grid, name, ReplyLimits(), time.monotonic() + FETCH_SECONDS))
+        except (LateReplyError, SuperLinkError):
+            return False
+        except RefusedReplyError:
+            return True
 
     def _collect(self) -> None:
         """Collect the replies that have arrived; the next refresh greets nodes without a reply in time again."""
         for node, sent in list(self._waiting.items()):
-            end, now = sent.sent_at + self._timeout, time.monotonic()
+            end, now = sent.first_sent_at + self._timeout, time.monotonic()
             try:
                 replies = fetch(self._grid, sent.name, ReplyLimits(), min(end, now + FETCH_SECONDS))
             except (LateReplyError, SuperLinkError):

@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.launch.app_bundle import commit
 from hyperfl_flwr.launch.tensorboard import FOLDER
+from hyperfl_flwr.privacy.budget import FILE, read_record
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -52,6 +54,21 @@ def build(input_shape, num_classes):
 """
 
 
+WIDE_MODEL = "wide_network:build"
+WIDE_NETWORK = """
+from torch import nn
+
+
+def build(input_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 200_000), nn.ReLU(), nn.Linear(200_000, num_classes))
+"""
+"""A network of 60 MB, so that a message takes a while to arrive."""
+
+
+RECEIVING, IGNORED = "Receiving: train message", "is not in `RUNNING` status. Ignoring message"
+"""What a SuperNode logs when a message begins to arrive, and when its run has ended before it had arrived."""
+
+
 def checkpoint(folder: Path, number: int) -> dict[str, np.ndarray]:
     return read_arrays(folder / "checkpoints" / f"round-{number:06d}.npz")[0]
 
@@ -66,6 +83,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the source of a network."""
     folder = tmp_path_factory.mktemp("network")
     (folder / "network_of_mine.py").write_text(OWN_NETWORK)
+    (folder / "wide_network.py").write_text(WIDE_NETWORK)
     return folder
 
 
@@ -136,19 +154,39 @@ def assert_private_state_stays(made: LocalDeployment, output: Path) -> None:
     assert any(shared[:16] in content for content in contents)
 
 
-def test_ctrl_c_stops_the_run_and_nothing_else(two_nodes: LocalDeployment, tmp_path: Path) -> None:
-    output = tmp_path / "a run"
-    process = two_nodes.hyperfl("run", "--num-rounds", 1000, "--output", output, *SETS)
-    eventually((output / "manifest.json").is_file, "the run's folder")
-    assert_small(process.pid)
-    code, _, err = finished(two_nodes.hyperfl("run", "--num-rounds", 2, *SETS))
-    assert (code, "another run is active" in err, str(output) in err) == (1, True, True), err
-    process.send_signal(signal.SIGINT)
-    code, out, err = finished(process)
-    assert (code, out) == (130, "")
-    assert f"resume with: hyperfl run --resume '{output}' --deployment {two_nodes.folder}" in err
-    two_nodes.superlink.require_free()
-    assert two_nodes.superlink.nodes() == {0: True, 1: True}
+def test_ctrl_c_during_a_transfer_stops_the_run_and_nothing_else(
+    two_nodes: LocalDeployment, network: Path, tmp_path: Path
+) -> None:
+    """The nodes take part in the next run, although Flower's SuperNodes then send each reply one message too late."""
+    before = logged(two_nodes, IGNORED)
+    for output in (tmp_path / f"run {number}" for number in range(5)):  # the moment may be missed
+        words = ("--method", "fedavg", "--model", WIDE_MODEL, "--num-rounds", 1000, "--output", output, *SETS)
+        process = two_nodes.hyperfl("run", *words, cwd=network)
+        eventually((output / "manifest.json").is_file, "the run's folder")
+        assert_small(process.pid)
+        code, _, err = finished(two_nodes.hyperfl("run", "--num-rounds", 2, *SETS))
+        assert (code, "another run is active" in err, str(output) in err) == (1, True, True), err
+        received, end = logged(two_nodes, RECEIVING), time.monotonic() + 60.0
+        while logged(two_nodes, RECEIVING) == received:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        code, out, err = finished(process)
+        assert (code, out) == (130, "")
+        assert f"resume with: hyperfl run --resume '{output}' --deployment {two_nodes.folder}" in err
+        two_nodes.superlink.require_free()
+        assert two_nodes.superlink.nodes() == {0: True, 1: True}
+        if logged(two_nodes, IGNORED) > before:
+            break
+    assert logged(two_nodes, IGNORED) > before
+    words = ("--model", MODEL, "--num-rounds", 1, "--output", tmp_path / "next", *SETS)
+    code, _, err = finished(two_nodes.hyperfl("run", *words, cwd=network))
+    assert code == 0, err
+
+
+def logged(made: LocalDeployment, text: str) -> int:
+    """Return how often the nodes' logs contain a text."""
+    return sum((node.folder / "log").read_text().count(text) for node in made.nodes)
 
 
 def test_a_killed_superlink_loses_nothing(
@@ -194,3 +232,31 @@ def test_a_simulation_is_not_resumed_by_nodes_that_do_not_have_its_state(
     assert (code, "is a run of a simulation" in err) == (2, True), err
     code, _, err = finished(two_nodes.hyperfl("run", "--num-nodes", 3))
     assert (code, "a deployment has its own nodes" in err) == (2, True), err
+
+
+def test_a_node_keeps_to_its_owners_budget(two_nodes: LocalDeployment, tmp_path: Path) -> None:
+    """Node 1's owner allows an epsilon of 3.5 of the run's 4: it takes part in one of two rounds, without metrics.
+
+    Its state folder is a new one, since earlier runs without noise have spent all of any budget.
+    """
+    node = two_nodes.nodes[1]
+    node.stop()
+    settings = node.folder / "node.toml"
+    text = settings.read_text().replace('state-dir = "state"', 'state-dir = "limited"')
+    settings.write_text(text.replace("# max-epsilon = 4.0", "max-epsilon = 3.5"))
+    node.start()
+    two_nodes.wait_until_online(1)
+    changes = sets({"dp.epsilon": 4.0, "target": "mlp", "local-epochs": 1})
+    output = tmp_path / "run"
+    code, _, err = finished(
+        two_nodes.hyperfl("run", "--method", "fedavg", "--num-rounds", 2, "--output", output, *changes)
+    )
+    assert code == 0, err
+    assert [(row["clients"], row["failed"]) for row in rows_of(output, "train")] == [(2, []), (1, [1])]
+    log = (output / "server.log").read_text()
+    assert "client 1 is left out: " in log
+    assert "the privacy budget that this node's owner allows (max-epsilon) does not suffice for this upload" in log
+    assert [entry.round for entry in read_record(node.folder / "limited" / FILE)] == [1]
+    first = {row["client"]: row for row in rows_of(output, "client") if row["round"] == 1}
+    assert "personalized_accuracy" in first[0]
+    assert "personalized_accuracy" not in first[1]

@@ -140,6 +140,7 @@ def test_both_hosts_train_and_one_dies(hosts: tuple[Host, Host], tmp_path: Path)
     run = started(one.command(*command(folder, *words)))
     wait_until(lambda: run.poll() is not None or (folder / f"trained-{DIED_IN}-two").exists())
     two.die()
+    ended(reference)
     out, err = ended(run)
     assert out.splitlines()[-1] == str(folder / "run")
     assert "A host of the Ray cluster died; 1 simulation process(es) remain." in err
@@ -151,7 +152,6 @@ def test_both_hosts_train_and_one_dies(hosts: tuple[Host, Host], tmp_path: Path)
     resume = ["--resume", str(folder / "run"), "--num-rounds", str(AFTER_RESUME), "--ray-address", address]
     ended(started(one.command("env", "-C", str(folder), str(HYPERFL), "run", *resume)))
     assert read_manifest(folder / "run")["resumed"][0]["hosts"] == named[:1]
-    ended(reference)
     assert numbers(folder / "run") == numbers(alone / "run")
     assert left_in(folder) == {"data.npz", "run", "traced.py"}
     status = one.run(Path(sys.executable).with_name("ray"), "status", f"--address={address}").stdout

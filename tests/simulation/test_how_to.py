@@ -31,7 +31,8 @@ def test_every_page_with_commands_is_run() -> None:
     """A page with a console block needs a test here, in test_readme.py, test_tutorial.py or tests/deployment."""
     covered = {
         "index", "tutorial", "reference/data-sets", "how-to/own-data", "how-to/own-network", "how-to/engines",
-        "how-to/many-clients", "how-to/export", "how-to/join", "how-to/tensorboard", "how-to/deploy", "how-to/deploy-security",
+        "how-to/many-clients", "how-to/export", "how-to/join", "how-to/tensorboard",
+        "how-to/deploy", "how-to/deploy-security",
     }  # fmt: skip
     pages = [*DOCS.glob("*.md"), *HOW_TO.glob("*.md"), *(DOCS / "reference").glob("*.md")]
     with_commands = {str(page.relative_to(DOCS).with_suffix("")) for page in pages if blocks(page)}
