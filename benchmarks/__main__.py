@@ -11,6 +11,7 @@ from benchmarks.deployed_round import DeployedWork, Profile, measure_deployed
 from benchmarks.first_round import measure_beginning
 from benchmarks.measure import (
     SLOW_ROUNDS,
+    Timing,
     measure_clients,
     measure_federations,
     measure_private,
@@ -19,7 +20,7 @@ from benchmarks.measure import (
     measure_transport,
 )
 from benchmarks.private_steps import PrivateSteps
-from benchmarks.report import Results, first_round_parts, private_parts, render, secure_parts
+from benchmarks.report import Results, client_parts, first_round_parts, private_parts, render, secure_parts
 from benchmarks.workload import Workload
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.versions import versions
@@ -80,6 +81,9 @@ def main() -> None:
             measure_private(quick_version(work), target, options.repetitions, note) for target, work in PRIVATE_WORK
         ]
 
+    def client_rounds() -> dict[Workload, list[Timing]]:
+        return {work: measure_clients(work, options.repetitions, note) for work in map(quick_version, CLIENT_WORK)}
+
     def deployed() -> dict[DeployedWork, dict[bool, Profile]]:
         works = [dataclasses.replace(work, data_root=options.data_root) for work in DEPLOYED_WORK]
         return {
@@ -102,6 +106,9 @@ def main() -> None:
     if options.private_steps:
         print("\n\n".join(private_parts(noisy_steps())))
         return
+    if options.client_rounds:
+        print("\n\n".join(client_parts(client_rounds(), options.repetitions)))
+        return
     note("the first seconds of a run")
     beginnings = [measure_beginning() for _ in range(options.repetitions)]
     if options.first_round:
@@ -113,13 +120,13 @@ def main() -> None:
     if options.secure_sums:
         print("\n\n".join(secure_parts(secure, secure_rounds)))
         return
-    clients, federated = [[quick_version(work) for work in group] for group in (CLIENT_WORK, FEDERATED_WORK)]
+    federated = [quick_version(work) for work in FEDERATED_WORK]
     results = Results(
         circumstances=_circumstances(),
         command=_command(options),
         repetitions=options.repetitions,
         rounds=options.rounds,
-        clients={work: measure_clients(work, options.repetitions, note) for work in clients},
+        clients=client_rounds(),
         federations={work: list(measure_federations(work, options.rounds, note)) for work in federated},
         transport=measure_transport(federated[0]),
         secure=secure,
@@ -154,6 +161,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, help="file to write (default: docs/results/performance.md, quick: none)")
     parser.add_argument("--quick", action="store_true", help="use small sizes (four minutes); not meaningful for speed")
     parser.add_argument("--first-round", action="store_true", help="measure only a run's first seconds, and print them")
+    parser.add_argument("--client-rounds", action="store_true", help="measure only single clients' rounds, and print")
     parser.add_argument("--secure-sums", action="store_true", help="measure only secure sums, and print that section")
     parser.add_argument("--private-steps", action="store_true", help="measure only noisy steps, and print that section")
     parser.add_argument("--deployed-round", action="store_true", help="measure only a deployment's rounds, and print")

@@ -1,4 +1,4 @@
-"""A round of several clients of one node, trained together, with the sum of their uploads."""
+"""A round of several clients of one node, with the sum of their uploads."""
 
 from pathlib import Path
 
@@ -14,25 +14,28 @@ from hyperfl_flwr.node.cohort import Received, train_cohort
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.protocol.messages import Request
 
-PROGRAM = "cohort-"
-"""Beginning of the names of these programs; the number of clients follows."""
+TOGETHER, ONE_BY_ONE = "cohort-", "one-by-one-"
+"""Beginnings of the names of these programs; the number of clients follows."""
 
 
 def size_of(program: str) -> int:
     """Return the number of clients in a call of a program's round."""
-    return int(program.removeprefix(PROGRAM)) if program.startswith(PROGRAM) else 1
+    beginning, _, number = program.rpartition("-")
+    return int(number) if f"{beginning}-" in (TOGETHER, ONE_BY_ONE) else 1
 
 
-def cohort_round(work: Workload, size: int, folder: Path) -> Round:
-    """Return a function that runs the rounds of `size` clients as a node does, and returns their mean loss.
+def cohort_round(work: Workload, program: str, folder: Path) -> Round:
+    """Return a function that runs the rounds of a node's clients as it does, and returns their mean loss.
 
     Args:
         work: The workload.
-        size: Number of clients of the cohort.
+        program: Name of the program: with `TOGETHER`, the clients are trained in one cohort.
         folder: Folder of the private state.
     """
+    size = size_of(program)
     received, kind, device = initial_arrays(work), client_of(work.method), torch.device("cpu")
-    config = work.config().model_copy(update={"cohort": size})
+    cohort = size if program.startswith(TOGETHER) else "one-by-one"
+    config = work.config().model_copy(update={"cohort": cohort})
     data = [client_data(work, client) for client in range(size)]
 
     def make(client: int) -> BaseClient:

@@ -1,11 +1,12 @@
 """The sections of docs/results/performance.md on deployments."""
 
-import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from benchmarks.deployed_load import Load
 from benchmarks.deployed_round import PARTS, DeployedWork, Profile
+from benchmarks.markdown import table
+from benchmarks.markdown import text as paragraph
 
 TARGETS = {"hyperfl, digits": 5.0, "hyperfl, Fashion-MNIST": 10.0}
 """Targets of the seconds of a round with a worker, by name of the run."""
@@ -21,13 +22,13 @@ def round_parts(profiles: Mapping[DeployedWork, Mapping[bool, Profile]], num_rou
         the default; *none* is `"off"`, with which each message starts a new interpreter. The parts are those of a
         training message on its node, from one reply to the next, found in the time at which Flower's programs log their
         steps; the nodes are not equally fast, so the parts do not add up to the round."""
-    parts = ["## A deployment's round", _text(text)]
+    parts = ["## A deployment's round", paragraph(text)]
     for work, found in profiles.items():
         memory = " and ".join(f"{found[worker].memory / 1e6:.0f} MB {name}" for worker, name in NAMES.items())
         parts += [
             f"### {work.name}",
             f"Target: a round in at most {TARGETS[work.name]:g} s with a worker.",
-            _table(["seconds", "none", "worker"], _rows(found)),
+            table(["seconds", "none", "worker"], _rows(found)),
             f"When the run is over, all processes of a node take {memory}, shared pages divided.",
         ]
     return parts
@@ -55,13 +56,4 @@ def load_parts(load: Load) -> list[str]:
         ("the same after the last round, MB", f"{load.memory_end / 1e6:.0f}"),
         ("memory of a SuperNode, MB", f"{load.node_memory / 1e6:.0f}"),
     ]
-    return ["## A SuperLink with many nodes", _text(text), _table(["", ""], rows)]
-
-
-def _text(text: str) -> str:
-    return textwrap.fill(" ".join(text.split()), 120)
-
-
-def _table(names: list[str], rows: Iterable[tuple[Any, ...]]) -> str:
-    lines = [names, ["---", *("---:" for _ in names[1:])], *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    return ["## A SuperLink with many nodes", paragraph(text), table(["", ""], rows)]

@@ -60,6 +60,7 @@ ALONE_VARIANTS = (
 )
 CLIENT_VARIANTS = (
     *ALONE_VARIANTS,
+    Variant(name="HyperFL, ours, one of 10, one by one", method="hyperfl", program="one-by-one-10"),
     Variant(name="HyperFL, ours, one of 10 in a cohort", method="hyperfl", program="cohort-10"),
     Variant(name="HyperFL, ours, one of 20 in a cohort", method="hyperfl", program="cohort-20"),
 )

@@ -1,11 +1,11 @@
 """Render the measurements as docs/results/performance.md."""
 
 import math
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.first_round import SECTION, Beginning, medians
+from benchmarks.markdown import table, text
 from benchmarks.measure import SLOW_ROUNDS, Timing
 from benchmarks.private_steps import PrivateSteps
 from benchmarks.secure_rounds import SecureRound
@@ -68,30 +68,21 @@ def render(results: Results) -> str:
     """Return the page in Markdown."""
     parts = [
         "# Performance",
-        _text(
+        text(
             f"""Written by `{results.command}`: medians and ratios of one run, every process on one thread. *Plain loop*
             is the same training in plain PyTorch, as one would write it without this project (benchmarks/plain.py).
             *Default malloc* is glibc's own behaviour: freed blocks of 60 MB go back to the system, which zeroes them
             page by page at the next use; all other programs keep them, as `hyperfl run` does. Equal losses show that
             the programs did the same work."""
         ),
-        _table(["", ""], results.circumstances.items(), "ll"),
+        table(["", ""], results.circumstances.items(), "ll"),
         "## Targets",
-        _table(["what", "target", "measured"], _targets(results), "lrr"),
-        "## One client's round",
-        _text(
-            f"""Load what was received, evaluate, train, evaluate, and (ours) store the private parameters. Medians of
-            {results.repetitions}, the programs taking turns; *ratio* is the CPU time to that of FedAvg's plain loop in
-            the same turn. Memory: private, after the rounds, above that of a process that has imported torch and the
-            project. *One of 10 in a cohort* is a tenth of the time in which a node trains ten clients together and
-            sums their uploads, and the memory and mean loss of all ten."""
-        ),
+        table(["what", "target", "measured"], _targets(results), "lrr"),
+        *client_parts(results.clients, results.repetitions),
     ]
-    for work, timings in results.clients.items():
-        parts += [f"### {_title(work)}", _client_table(timings)]
     parts += [
         "## A federated round",
-        _text(
+        text(
             f"""All clients trained and averaged, {results.rounds} rounds (plain loops {SLOW_ROUNDS} at most), medians
             without the first. *Ours* is the project with two nodes in one process (the in-process grid), *ours on Ray*
             is `hyperfl run --num-nodes 2`: two processes train, a third is the server; its CPU time is the mean of the
@@ -105,14 +96,14 @@ def render(results: Results) -> str:
         parts += [f"### {_title(work)}, {work.clients} clients", _federation_table(timings)]
     parts += [
         "## Transport",
-        _text(
+        text(
             """Steps in the transport of a hypernetwork's arrays: peak memory beyond the arrays themselves, in copies of
             them, and time. Replies are fetched one by one in the order of the nodes
             and added in place, so that the server holds the sum, in float64, and the reply in hand, however many nodes
             there are. A reply of several clients is a sum, too, and one of a single client its arrays in float32.
             (Replies that have come before their turn wait with Flower: in a simulation in the server's process too.)"""
         ),
-        _table(
+        table(
             ["step", "copies", "ms"],
             [(step.name, f"{step.copies:.2f}", f"{1e3 * step.seconds:.1f}") for step in results.transport],
             "lrr",
@@ -125,14 +116,36 @@ def render(results: Results) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def client_parts(clients: Mapping[Workload, Sequence[Timing]], repetitions: int) -> list[str]:
+    """Return the section on one client's round.
+
+    Args:
+        clients: Timings by workload.
+        repetitions: Number of measurements of each.
+    """
+    parts = [
+        "## One client's round",
+        text(
+            f"""Load what was received, evaluate, train, evaluate, and (ours) store the private parameters. Medians of
+            {repetitions}, the programs taking turns; *ratio* is the CPU time to that of FedAvg's plain loop in the same
+            turn. Memory: private, after the rounds, above that of a process that has imported torch and the project.
+            *One of 10 in a cohort* is a tenth of the time in which a node trains ten clients together and sums their
+            uploads, and the memory and mean loss of all ten; *one by one* is the same with `cohort = one-by-one`."""
+        ),
+    ]
+    for work, timings in clients.items():
+        parts += [f"### {_title(work)}", _client_table(timings)]
+    return parts
+
+
 def first_round_parts(beginnings: Sequence[Beginning]) -> list[str]:
     """Return the section on the first seconds of a run; nothing if none was measured."""
     if not beginnings:
         return []
     return [
         "## The first seconds of a run",
-        _text(SECTION.format(number=len(beginnings))),
-        _table(["program", "starts after s", "CPU s"], medians(beginnings), "lrr"),
+        text(SECTION.format(number=len(beginnings))),
+        table(["program", "starts after s", "CPU s"], medians(beginnings), "lrr"),
     ]
 
 
@@ -154,13 +167,13 @@ def private_parts(steps: Sequence[PrivateSteps]) -> list[str]:
     names = ["target", "image", "parameters", "plain ms", "noisy ms", "ratio", "ratio, vmap", "target ratio"]
     return [
         "## Noisy steps",
-        _text(
+        text(
             """CPU time of a step of local training with differential privacy for single records (`dp.epsilon`) and of a
             plain one, over rounds of 60 steps with 50 samples on average that take turns; *ratio* is the median over
             pairs of rounds. A noisy step draws a Poisson batch, clips the gradient of every sample, and adds noise.
             *vmap*: the same network with one more parameter that has no closed form."""
         ),
-        _table(names, rows, "llrrrrrr"),
+        table(names, rows, "llrrrrrr"),
     ]
 
 
@@ -168,7 +181,7 @@ def secure_parts(costs: Sequence[SecureCost], rounds: Mapping[Workload, SecureRo
     """Return the section on secure sums."""
     return [
         "## Secure sums",
-        _text(
+        text(
             """CPU time that secure sums take in a training step besides training, with one client on each node: medians
             over the nodes, and over five openings by the server. A node checks the header and the arrays, encodes,
             masks, and answers the question for shares. The server reads all replies and opens the sum. *Missing*: the
@@ -176,11 +189,11 @@ def secure_parts(costs: Sequence[SecureCost], rounds: Mapping[Workload, SecureRo
             node sends, relative to its parameters in a plain reply."""
         ),
         _secure_table(costs),
-        _text(
+        text(
             """Whole rounds of one client on each node, all in one process, against the same rounds without secure sums;
             three runs of each take turns, medians of the wall seconds without the first rounds:"""
         ),
-        _table(
+        table(
             ["method", "nodes", "plain s", "secure s", "ratio", "target"],
             [
                 (
@@ -203,7 +216,7 @@ def _client_table(timings: Sequence[Timing]) -> str:
         (one.variant.name, f"{one.cpu:.2f}", f"{one.wall:.2f}", f"{one.cpu_ratio:.2f}", _mb(one.private), _loss(one))
         for one in timings
     ]
-    return _table(["program", "CPU s", "wall s", "ratio", "memory MB", "loss"], rows, "lrrrrr")
+    return table(["program", "CPU s", "wall s", "ratio", "memory MB", "loss"], rows, "lrrrrr")
 
 
 def _federation_table(timings: Sequence[Timing]) -> str:
@@ -222,7 +235,7 @@ def _federation_table(timings: Sequence[Timing]) -> str:
         for one in timings
     ]
     names = ["program", "CPU s", "wall s", "CPU ratio", "overhead", "MB on the wire", "memory MB", "of the server"]
-    return _table([*names, "loss"], rows, "lrrrrrrrr")
+    return table([*names, "loss"], rows, "lrrrrrrrr")
 
 
 def _secure_table(costs: Sequence[SecureCost]) -> str:
@@ -241,7 +254,7 @@ def _secure_table(costs: Sequence[SecureCost]) -> str:
         for one in costs
     ]
     names = ["nodes", "parameters", "node ms", "server ms", "missing", "server ms, missing", "bytes up"]
-    return _table([*names, "question kB", "answer kB"], rows, "rrrrrrrrr")
+    return table([*names, "question kB", "answer kB"], rows, "rrrrrrrrr")
 
 
 def _targets(results: Results) -> Iterable[tuple[str, str, str]]:
@@ -277,10 +290,6 @@ def _title(work: Workload) -> str:
     return f"{'x'.join(map(str, work.shape))}, {work.train} samples, batch {work.batch_size}, {work.epochs} epoch(s)"
 
 
-def _text(paragraph: str) -> str:
-    return textwrap.fill(" ".join(paragraph.split()), 120)
-
-
 def _mb(value: float) -> str:
     return f"{value / MEGABYTE:.0f}"
 
@@ -291,9 +300,3 @@ def _ms(seconds: float) -> str:
 
 def _loss(one: Timing) -> str:
     return f"{one.loss:.4f}"
-
-
-def _table(names: Sequence[str], rows: Iterable[Sequence[str]], alignment: str) -> str:
-    rule = "|".join("---" if letter == "l" else "---:" for letter in alignment)
-    lines = ["| " + " | ".join(cells) + " |" for cells in (names, *rows)]
-    return "\n".join([lines[0], f"|{rule}|", *lines[1:]])

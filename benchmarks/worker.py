@@ -16,7 +16,7 @@ from typing import TextIO
 
 import torch
 
-from benchmarks.cohort import PROGRAM, cohort_round, size_of
+from benchmarks.cohort import cohort_round, size_of
 from benchmarks.memory import private_memory
 from benchmarks.private_steps import measure_private_steps
 from benchmarks.secure_rounds import measure_rounds
@@ -57,12 +57,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if specification["kind"] == "client":
             size = size_of(specification["program"])
-            alone = not specification["program"].startswith(PROGRAM)
-            one = (
-                client_round(work, specification["program"], Path(folder))
-                if alone
-                else cohort_round(work, size, Path(folder))
-            )
+            one = (cohort_round if size > 1 else client_round)(work, specification["program"], Path(folder))
             one()  # warm-up
             for _ in _requests(answers):
                 cpu, wall = time.process_time(), time.perf_counter()
