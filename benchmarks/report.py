@@ -117,12 +117,7 @@ def render(results: Results) -> str:
 
 
 def client_parts(clients: Mapping[Workload, Sequence[Timing]], repetitions: int) -> list[str]:
-    """Return the section on one client's round.
-
-    Args:
-        clients: Timings by workload.
-        repetitions: Number of measurements of each.
-    """
+    """Return the section on one client's round, from `repetitions` measurements of each program."""
     parts = [
         "## One client's round",
         text(
