@@ -118,11 +118,14 @@ class Program:
                     found.append(pid)
         return found
 
-    def kill9_client_apps(self) -> None:
-        """Kill the client processes that handle a message at this moment."""
-        for pid in self.client_apps():
+    def workers(self) -> list[int]:
+        """Return the node's worker, without the processes of messages, which are forked from it."""
+        found = []
+        for pid in set(processes_of(self.folder)) - set(self.client_apps()):
             with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+                if b"\0deploy\0worker\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+        return found
 
     def kill9(self) -> None:
         """Kill the program and all its descendants, as a power failure does."""

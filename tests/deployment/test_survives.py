@@ -1,11 +1,13 @@
 """One run in which its three nodes fail in many ways: real processes, TLS and authentication.
 
-Node 2 is late and later lies, node 1 is killed, node 0 loses a client's process and has a full disk. The nodes'
-training waits for each disturbance, so that the speed of the machine does not matter.
+Node 2 is late and later lies, node 1 is killed, node 0 loses its worker, with it a client's process, and has a full
+disk. The nodes' training waits for each disturbance, so that the speed of the machine does not matter.
 """
 
 import json
+import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import LocalDeployment, eventually, finished, local_deployment, rows_of, sets
+from programs import LocalDeployment, Program, eventually, finished, local_deployment, rows_of, sets
 from small_disk import SmallDisk
 
 from hyperfl_flwr.node.ledger import LEDGER, LedgerEntry, read_ledger
@@ -52,6 +54,7 @@ class Story:
         killed: Time at which node 1 was killed.
         states: File and content of the newest private state by node: of node 1 when it was killed, of node 0 when its
             disk was full.
+        workers: Number of workers of each node after the run.
         seconds: Durations in seconds, by description.
     """
 
@@ -60,6 +63,7 @@ class Story:
     disk: SmallDisk
     killed: float = 0.0
     states: dict[int, tuple[Path, bytes]] = field(default_factory=dict)
+    workers: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -131,7 +135,7 @@ def disturb(story: Story) -> None:
     nodes = story.made.nodes
     story.wait_for_training(DISTURBED, 0, 1, 2)
     story.keep_state(1)
-    nodes[0].kill9_client_apps()
+    kill_worker(nodes[0])
     nodes[1].kill9()
     story.killed = time.monotonic()
     nodes[1].start()  # too early: the SuperLink still counts it as online
@@ -145,6 +149,13 @@ def disturb(story: Story) -> None:
         eventually(lambda node=node: story.said(node, DISTURBED) == ["in", "in"], f"the message again on node {node}")
     story.may_train(DISTURBED)
     story.round_is_over(DISTURBED)
+
+
+def kill_worker(node: Program) -> None:
+    """Kill a node's worker, which ends the process of its message, too."""
+    (worker,), (forked,) = node.workers(), node.client_apps()
+    os.kill(worker, signal.SIGKILL)
+    eventually(lambda: forked not in node.client_apps(), "the end of the message's process")
 
 
 def fill_disk(story: Story) -> None:
@@ -199,6 +210,7 @@ def live(story: Story) -> None:
     story.may_train(ROUNDS)
     code, _, err = finished(run)
     assert code == 0, err
+    story.workers = [len(node.workers()) for node in story.made.nodes]
     print("\n".join(f"{seconds:6.1f} s {what}" for what, seconds in story.seconds.items()))  # noqa: T201
     print(story.log)  # noqa: T201
 
@@ -233,6 +245,11 @@ def versions(entry: LedgerEntry) -> list[int]:
     """Return the versions of private state from which a message asks its clients to start."""
     (found,) = [record.values["versions"] for record in entry.records if record.values and "versions" in record.values]
     return list(found)
+
+
+def test_flowers_program_takes_the_place_of_a_killed_worker(story: Story) -> None:
+    assert story.workers == [0, 1, 1]
+    assert story.made.nodes[0].log.count("the worker has ended; each message now starts a new interpreter") == 1
 
 
 def test_a_killed_process_of_a_client_and_a_restarted_node_get_the_message_again(story: Story) -> None:
