@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from experiments.figures.results import mean_of, new_figure, save_with_numbers, summaries_of
 from experiments.runner import StudyManifest
@@ -27,8 +28,8 @@ Curves = dict[tuple[str, str], list[Point]]
 def draw_privacy_cost(study: Study, study_manifest: StudyManifest, cells: Sequence[Cell], folder: Path) -> list[Path]:
     """Draw a panel for each column: two curves for each method with noise, a level line for each method without.
 
-    The curves are the accuracy after local training and that of the aggregate; a run without noise is a level line,
-    too. Numbers are means over the seeds. They are written to `figure-privacy-cost.csv`.
+    The curves are the accuracy after local training and that of the aggregate; a run without noise, or with too little
+    for an epsilon, is a level line, too. Numbers are means over the seeds. They are written to `figure-privacy-cost.csv`.
 
     Args:
         study: The study.
@@ -99,5 +100,8 @@ def _draw_panel(panel: Axes, curves: Curves) -> None:
                        label=f"{method}, {what}")  # fmt: skip
         if level:
             panel.axhline(level[0], color=shade, linestyle=NUMBERS[number], linewidth=0.7, alpha=0.7)
-    panel.set(xscale="log", xlabel="epsilon of a client (thin level lines: no noise)")
+    panel.set(xscale="log", xlabel="epsilon of a client (thin level lines: no epsilon)")
+    panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    panel.xaxis.set_minor_formatter(NullFormatter())
     panel.grid(alpha=0.3)
