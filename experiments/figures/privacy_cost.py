@@ -29,7 +29,8 @@ def draw_privacy_cost(study: Study, study_manifest: StudyManifest, cells: Sequen
     """Draw a panel for each column: two curves for each method with noise, a level line for each method without.
 
     The curves are the accuracy after local training and that of the aggregate; a run without noise, or with too little
-    for an epsilon, is a level line, too. Numbers are means over the seeds. They are written to `figure-privacy-cost.csv`.
+    for an epsilon, is a level line, too. Numbers are means over the seeds, and are written to
+    `figure-privacy-cost.csv`.
 
     Args:
         study: The study.
