@@ -185,7 +185,9 @@ def hello(message: Message, context: Context) -> Message:
         node = NodeConfig.of_context(context)
         refuse_plain(message, node, context.run_config)
         if special := NovelNode.of(node) or JoiningNode.of(node):
-            return special.introduce(message)
+            reply = special.introduce(message)
+            wait_for_the_other(message.content)
+            return reply
         if context.run_config.get("personalize.run"):
             raise RefusalError(
                 "the run serves new clients, but this node's config has neither novel-data nor join-data"

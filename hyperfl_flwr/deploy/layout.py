@@ -18,7 +18,7 @@
         |-- ca.crt, node.key, node.pub, peers.toml
         |-- node.toml         settings of the node's owner: data, device, threads, ...
         |-- state/            private state of its clients; never leaves the machine
-        |-- worker.secret     shared by the SuperNode and its worker
+        |-- worker.secret     shared by the SuperNode and its worker; new at each start
         |-- flwr/             FLWR_HOME of the SuperNode
         `-- start.sh, ...
 

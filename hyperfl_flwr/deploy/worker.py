@@ -36,10 +36,7 @@ if TYPE_CHECKING:
     from hyperfl_flwr.flower.node_tasks import NodeTasks, Task
 
 KEY_FILE = "worker.secret"
-"""File in the node's folder with the secret that the SuperNode and its worker share."""
-
-SECRET_BYTES = 32
-"""Length of the secret."""
+"""File in the node's folder with the secret that the SuperNode and its worker share; a new one at each start."""
 
 PRELOADED = ("hyperfl_flwr.app.client", "hyperfl_flwr.app.node")
 """Modules that handle messages: what they import from other projects is imported once."""
@@ -63,23 +60,18 @@ def is_possible() -> bool:
 
 
 def supernode_arguments(folder: Path) -> str:
-    """Return the SuperNode's arguments for a worker, quoted for the shell; writes a secret unless there is a valid one.
-
-    A valid one is kept: a second start.sh in the folder must not take it from a worker that runs.
+    """Write a new secret, and return the SuperNode's arguments for a worker, quoted for the shell.
 
     Args:
         folder: The node's folder.
     """
-    file, is_valid = folder.absolute() / KEY_FILE, False
-    with contextlib.suppress(StateError):
-        is_valid = len(read_secret(folder)) == SECRET_BYTES
-    if not is_valid:
-        write_atomically(file, token_bytes(SECRET_BYTES), mode=0o600)
+    file = folder.absolute() / KEY_FILE
+    write_atomically(file, token_bytes(32), mode=0o600)
     return shlex.join(["--isolation", "process", "--superexec-auth-secret-file", str(file)])
 
 
 def read_secret(folder: Path) -> bytes:
-    """Return the secret in a node's folder.
+    """Return the secret that `supernode_arguments` wrote.
 
     Raises:
         StateError: If the file is not a regular file of this user that no other user can read or change.

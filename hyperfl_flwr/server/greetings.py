@@ -8,7 +8,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from hyperfl_flwr.flower.messages import ErrorCode
-from hyperfl_flwr.protocol.in_step import two_at_once
+from hyperfl_flwr.protocol.in_step import MOMENTS, two_at_once
 from hyperfl_flwr.protocol.messages import HELLO, NUM_EXAMPLES
 from hyperfl_flwr.protocol.secure_sums.messages import greeting
 from hyperfl_flwr.server.exchange import match
@@ -27,27 +27,40 @@ ASK_AGAIN_SECONDS = 15.0
 SILENT_SECONDS = 20.0
 """Time without a reply after which a connected node is brought back into step, see `protocol.in_step`, in seconds."""
 
+PROMPT_SECONDS = 10.0
+"""Time within which a node that is out of step replies to its first greeting once it gets others, in seconds."""
+
+SLACK_SECONDS = 3.0
+"""Time for which a reply is waited for beyond what the one before took, in seconds."""
+
 _NO_ANSWER = {ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED, ErrorCode.MESSAGE_UNAVAILABLE}
 
 
 @dataclass(kw_only=True)
-class _Greeting:
-    """A greeting without a reply so far.
+class _Greeted:
+    """The greetings of a node without an accepted reply so far.
 
     Attributes:
-        message: The message.
-        name: Its id.
-        sent_at: Time at which it was sent, on the clock of `time.monotonic`.
-        first_sent_at: Time at which the node's first greeting without a reply was sent.
-        before: Id of the greeting that was sent at the same time, if there is one, else empty: once it is answered and
-            this one is not, the node is still out of step.
+        since: Time at which the first was sent, on the clock of `time.monotonic`.
+        sent: Message and id of each greeting without a reply, in the order in which they were sent.
+        paired_at: Time at which two were last sent at once; None if that has not happened.
+        heard_at: Time of the last reply since then; None if there was none.
     """
 
-    message: Message
-    name: str
-    sent_at: float
-    first_sent_at: float
-    before: str = ""
+    since: float
+    sent: list[tuple[Message, str]]
+    paired_at: float | None = None
+    heard_at: float | None = None
+
+    def is_slow(self, now: float) -> bool:
+        """Return whether a node whose first reply comes now is in step: it was slow, or busy with another message."""
+        return self.paired_at is not None and self.heard_at is None and now - self.paired_at > PROMPT_SECONDS
+
+    def is_out_of_step(self, now: float) -> bool:
+        """Return whether the last of two greetings is without a reply for longer than a node in step would take."""
+        if self.paired_at is None or self.heard_at is None or len(self.sent) > 1:
+            return False
+        return now - self.heard_at > self.heard_at - self.paired_at + MOMENTS + SLACK_SECONDS
 
 
 class Greetings:
@@ -65,7 +78,8 @@ class Greetings:
     def __init__(self, grid: Grid, timeout: float, session: str = "") -> None:
         self.answers: dict[int, Node | Refusal] = {}
         self._grid, self._timeout, self._session = grid, timeout, session
-        self._waiting: dict[int, _Greeting] = {}
+        self._waiting: dict[int, _Greeted] = {}
+        self._paired: set[int] = set()  # nodes that have not replied since they got two greetings at once
         self._greeted_at: dict[int, float] = {}
         self._barred: dict[int, Refusal] = {}
 
@@ -79,6 +93,7 @@ class Greetings:
         for table in (self.answers, self._waiting, self._greeted_at):
             for gone in set(table) - set(there):
                 del table[gone]
+        self._paired &= set(there)
         # A node that sent a harmful reply stays refused, even if it leaves and comes back.
         self.answers |= {node: refusal for node, refusal in self._barred.items() if node in there}
         now = time.monotonic()
@@ -103,24 +118,26 @@ class Greetings:
         now = time.monotonic()
         self._greeted_at |= dict.fromkeys(nodes, now)
         for node, message, name in self._sent([(node, greeting(self._session)) for node in nodes]):
-            self._waiting[node] = _Greeting(message=message, name=name, sent_at=now, first_sent_at=now)
+            self._waiting[node] = _Greeted(since=now, sent=[(message, name)])
 
     def _bring_into_step(self) -> None:
-        """Greet nodes without a reply twice at once; again if only the first of two greetings has a reply."""
+        """Greet silent nodes twice at once.
+
+        Again only if it was of no use: a node that has not replied since may be busy for an hour.
+        """
         now = time.monotonic()
         silent = [
             node
-            for node, sent in self._waiting.items()
-            if now - sent.sent_at > SILENT_SECONDS and (not sent.before or self._has_reply(sent.before))
+            for node, greeted in self._waiting.items()
+            if greeted.is_out_of_step(now)
+            or (greeted.paired_at is None and now - greeted.since > SILENT_SECONDS and node not in self._paired)
         ]
+        for node in silent:
+            self._waiting[node].paired_at, self._waiting[node].heard_at = now, None
+        self._paired |= set(silent)
         contents = [(node, each) for node in silent for each in two_at_once(lambda: greeting(self._session))]
-        before: dict[int, str] = {}
         for node, message, name in self._sent(contents):
-            first = self._waiting[node].first_sent_at
-            self._waiting[node] = _Greeting(
-                message=message, name=name, sent_at=now, first_sent_at=first, before=before.get(node, "")
-            )
-            before[node] = name
+            self._waiting[node].sent.append((message, name))
 
     def _sent(self, contents: Sequence[tuple[int, RecordDict]]) -> list[tuple[int, Message, str]]:
         """Send greetings; returns the node, the message and its id of each that Flower has accepted."""
@@ -132,35 +149,37 @@ class Greetings:
             if name is not None
         ]
 
-    def _has_reply(self, name: str) -> bool:
-        """Return whether a greeting has been answered, whatever the reply says."""
-        try:
-            return bool(fetch(self._grid, name, ReplyLimits(), time.monotonic() + FETCH_SECONDS))
-        except (LateReplyError, SuperLinkError):
-            return False
-        except RefusedReplyError:
-            return True
-
     def _collect(self) -> None:
         """Collect the replies that have arrived; the next refresh greets nodes without a reply in time again."""
-        for node, sent in list(self._waiting.items()):
-            end, now = sent.first_sent_at + self._timeout, time.monotonic()
-            try:
-                replies = fetch(self._grid, sent.name, ReplyLimits(), min(end, now + FETCH_SECONDS))
-            except (LateReplyError, SuperLinkError):
+        for node, greeted in list(self._waiting.items()):
+            if self._collect_from(node, greeted) or time.monotonic() > greeted.since + self._timeout:
                 del self._waiting[node]
-                continue
+
+    def _collect_from(self, node: int, greeted: _Greeted) -> bool:
+        """Collect a node's replies, and return whether no more are waited for."""
+        for sent in list(greeted.sent):
+            message, name = sent
+            now = time.monotonic()
+            try:
+                replies = fetch(
+                    self._grid, name, ReplyLimits(), min(greeted.since + self._timeout, now + FETCH_SECONDS)
+                )
+            except (LateReplyError, SuperLinkError):
+                return True
             except RefusedReplyError as error:
                 self._barred[node] = self.answers[node] = Refusal(id=node, number=None, reason=str(error))
-                del self._waiting[node]
-                continue
+                return True
             if not replies:
-                if time.monotonic() > end:
-                    del self._waiting[node]
                 continue
-            del self._waiting[node]
-            if not (replies[0].has_error() and replies[0].error.code in _NO_ANSWER):
-                # Honest nodes send no counts then, and the largest count sets the weights of all clients.
-                hidden = NUM_EXAMPLES if self._session else ""
-                answer = match([sent.message], replies)[0]
-                self.answers[node] = introduce(answer, needs_key=bool(self._session), refused=hidden)
+            is_last, is_slow = sent is greeted.sent[-1], greeted.is_slow(now)
+            greeted.sent = greeted.sent[greeted.sent.index(sent) + 1 :]
+            greeted.heard_at = now
+            self._paired.discard(node)
+            if is_last or is_slow:
+                if not (replies[0].has_error() and replies[0].error.code in _NO_ANSWER):
+                    # Honest nodes send no counts then, and the largest count sets the weights of all clients.
+                    hidden = NUM_EXAMPLES if self._session else ""
+                    answer = match([message], replies)[0]
+                    self.answers[node] = introduce(answer, needs_key=bool(self._session), refused=hidden)
+                return True
+        return False

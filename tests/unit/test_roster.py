@@ -1,16 +1,15 @@
 """The nodes of a deployment: some are missing, come later, leave, come back, or do not fit."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from scripted import A, Answer, B, C, ScriptedGrid, fails, introduction, is_silent, nodes_of, says
 
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.core.versions import shared_versions
 from hyperfl_flwr.flower.messages import ErrorCode
-from hyperfl_flwr.protocol.in_step import IN_STEP, two_at_once, wait_for_the_other
 from hyperfl_flwr.protocol.messages import PROPERTIES
 from hyperfl_flwr.protocol.queries import NOVEL
 from hyperfl_flwr.server import greetings
@@ -97,54 +96,6 @@ def test_nodes_that_are_there_but_had_no_time_to_answer_are_told(make_roster: Ca
     grid = ScriptedGrid({A: [is_silent], B: [is_silent]})
     with pytest.raises(RunFailedError, match=r"has replied \(2 connected but without a reply .*raise node-timeout"):
         make_roster(grid, min_nodes=1).gather()
-
-
-class OutOfStepGrid(ScriptedGrid):
-    """Its node sends each reply one message too late until it has received two greetings at once `pairs` times."""
-
-    def __init__(self, answers: dict[int, Sequence[Answer]], pairs: int) -> None:
-        super().__init__(answers)
-        self.pairs = pairs
-        self.ids: list[str] = []
-        self.together: list[bool] = []
-
-    def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
-        pushed = [*messages]
-        ids = super().push_messages(pushed)
-        self.ids += ids
-        self.together += [IN_STEP in message.content for message in pushed]
-        return ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Sequence[Message]:
-        is_late = self.together.count(True) < 2 * self.pairs
-        return super().pull_messages([name for name in message_ids if not (is_late and name == self.ids[-1])])
-
-
-def test_a_node_out_of_step_is_greeted_twice_at_once(
-    make_roster: Callable[..., Roster], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Again if the first of two greetings was answered alone, and else only once, since a node may only be slow."""
-    monkeypatch.setattr(greetings, "SILENT_SECONDS", 0.0)
-    for pairs in (1, 2):
-        grid = OutOfStepGrid(nodes_of(1, 1), pairs)
-        roster = make_roster(grid, num_clients=1, timeout=10.0)
-        roster.gather()
-        assert (there(roster), grid.together) == ([0], [False] + 2 * pairs * [True])
-    grid = OutOfStepGrid({A: [is_silent]}, 1)
-    with pytest.raises(RunFailedError, match="1 connected but without a reply"):
-        make_roster(grid, num_clients=1).gather()
-    assert grid.together.count(True) == 2 * grid.together.count(False)
-
-
-def test_two_replies_wait_for_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reply to any other greeting does not wait."""
-    waits: list[float] = []
-    monkeypatch.setattr("time.sleep", waits.append)
-    for now, content in zip((1003.25, 1004.0), two_at_once(RecordDict), strict=True):
-        monkeypatch.setattr("time.time", lambda now=now: now)
-        wait_for_the_other(content)
-    wait_for_the_other(RecordDict())
-    assert waits == [6.75, 6.0]
 
 
 def test_a_node_with_other_versions_is_told_once_and_takes_part(
