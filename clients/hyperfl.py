@@ -23,6 +23,7 @@ from hyperfl_flwr.models.hypernetwork import (
     initial_embedding,
 )
 from hyperfl_flwr.models.initialisation import ordinary_parameters
+from hyperfl_flwr.models.pretrained.names import is_pretrained
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.training.finetune_private import join_hyperfl
@@ -95,11 +96,13 @@ class HyperFLClient(HeadClient):
 
     @classmethod
     @torch.no_grad()
-    def together(cls, config: RunConfig, received: SharedArrays) -> CohortTraining | None:
-        """Return what trains clients that start from one hypernetwork; None for plain heads.
+    def together(cls, config: RunConfig, received: SharedArrays, device: torch.device) -> CohortTraining | None:
+        """Return what trains clients that share a pre-trained body, or on a CPU one received hypernetwork.
 
-        None, too, if the received arrays have another form: then each client refuses them.
+        None with plain heads, and if the received arrays have another form: then each client refuses them.
         """
+        if device.type != "cpu" or is_pretrained(config.target):
+            return super().together(config, received, device)
         method, names = config.section(HyperFLConfig), (HEAD_WEIGHT, *FIRST_LAYER)
         if method.head_optimiser != "factored" or not all(name in received for name in names):
             return None

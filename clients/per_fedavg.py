@@ -16,10 +16,13 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
 
+from clients.engine.cohort_training import CohortTraining
 from clients.fedavg import FedAvgClient
+from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.methods.per_fedavg import PerFedAvgConfig
 from hyperfl_flwr.models.layers.batchnorm import preserve_running_statistics
 from hyperfl_flwr.models.target import Target
+from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.training.local_sgd import Objective, Predict
 from hyperfl_flwr.training.one_step import stepped
 
@@ -33,6 +36,13 @@ class PerFedAvgClient(FedAvgClient):
 
     has_noisy_steps: ClassVar[bool] = False
     adapted: Target | None = None
+
+    @classmethod
+    def together(cls, config: RunConfig, received: SharedArrays, device: torch.device) -> CohortTraining | None:
+        """Return what trains clients together, see `BaseClient.together`; None for gradients of gradients."""
+        if config.section(PerFedAvgConfig).mode == "hf":
+            return None
+        return super().together(config, received, device)
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Adapt a copy of the received model, and train the model in place; reports `train-loss`, that on B2 at u."""

@@ -25,6 +25,7 @@ from hyperfl_flwr.flower.numpy_client import NumPyClient
 from hyperfl_flwr.metrics.classification import ClassificationSums, evaluate
 from hyperfl_flwr.models.groups import groups_of
 from hyperfl_flwr.models.layers.dropout import seed_dropout
+from hyperfl_flwr.models.pretrained.names import is_pretrained
 from hyperfl_flwr.node.private_state import INITIAL
 from hyperfl_flwr.privacy.release import Release
 from hyperfl_flwr.protocol.arrays import SharedArrays, formed, layout_problem
@@ -100,14 +101,21 @@ class BaseClient(ParameterGroups, ClientModel, ReportedMetrics, LocalTraining, P
         return self.train_sets(self.model, self.parameter_sets(), rng)
 
     @classmethod
-    def together(cls, config: RunConfig, received: SharedArrays) -> CohortTraining | None:
-        """Return what trains several clients of a message together; by default None, and they are trained in turn.
+    def together(cls, config: RunConfig, received: SharedArrays, device: torch.device) -> CohortTraining | None:
+        """Return what trains several clients of a message together; None to train them in turn.
+
+        By default clients are trained together if their networks share a pre-trained body.
 
         Args:
             config: The run's settings.
             received: The arrays that all clients receive.
+            device: Device that trains.
         """
-        return None
+        if not is_pretrained(config.target) or config.dp.epsilon:
+            return None
+        from clients.engine.body_cohort import BodyCohort  # deferred: it imports this module
+
+        return BodyCohort()
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train the private groups in place for some rounds, with constant shared groups.

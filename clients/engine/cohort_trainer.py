@@ -30,12 +30,12 @@ def trainer_of(
     Args:
         kind: The method's class of clients.
         config: The run's settings.
-        device: Device that trains. Cohorts need the CPU.
+        device: Device that trains.
         make_client: Function that builds a client.
     """
-    if config.cohort == "one-by-one" or device.type != "cpu":
+    if config.cohort == "one-by-one":
         return SequentialTrainer(make_client)
-    return CohortTrainer(make_client, kind, config)
+    return CohortTrainer(make_client, kind, config, device)
 
 
 class CohortTrainer:
@@ -45,14 +45,21 @@ class CohortTrainer:
         make_client: Function that builds a client.
         kind: The method's class of clients.
         config: The run's settings.
+        device: Device that trains.
     """
 
-    def __init__(self, make_client: Callable[[int], BaseClient], kind: type[BaseClient], config: RunConfig) -> None:
-        self._make_client, self._kind, self._config = make_client, kind, config
+    def __init__(
+        self,
+        make_client: Callable[[int], BaseClient],
+        kind: type[BaseClient],
+        config: RunConfig,
+        device: torch.device,
+    ) -> None:
+        self._make_client, self._kind, self._config, self._device = make_client, kind, config, device
 
     def train(self, jobs: Sequence[Job], received: Received) -> Iterator[Result]:
         """Train the clients; see `Trainer`."""
-        training = self._kind.together(self._config, received.alike)
+        training = self._kind.together(self._config, received.alike, self._device)
         if training is None:
             yield from SequentialTrainer(self._make_client).train(jobs, received)
             return

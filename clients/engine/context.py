@@ -12,6 +12,7 @@ from hyperfl_flwr.data.federated_data import ClientData, FederatedData
 from hyperfl_flwr.data.registry import class_names
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.models.model_spec import TargetRecipe
+from hyperfl_flwr.models.provenance import body_hash
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.node.saved_models import KeptModel
 from hyperfl_flwr.privacy.budget import PrivacyBudget
@@ -104,6 +105,7 @@ def keep_model(
             mean=tuple(context.mean),
             std=tuple(context.std),
             classes=context.classes,
+            body=body_hash(context.config.target),
         ),
         tensors={name: value.detach().cpu().numpy() for name, value in tensors.items()},
     )

@@ -32,6 +32,7 @@ from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.models.model_spec import TargetRecipe
+from hyperfl_flwr.models.provenance import refuse_other_body, use_weights
 from hyperfl_flwr.models.standalone import write_model
 from hyperfl_flwr.node.cohort import failure_of
 from hyperfl_flwr.node.private_state import INITIAL, PrivateState
@@ -159,6 +160,9 @@ class JoiningNode:
     def _member(self, step: JoiningStep, recipe: TargetRecipe) -> PFedHNClient:
         """Return the client; the server can set its local training, but no path."""
         config = joining_config(json.loads(step.settings)).model_copy(update={"target": recipe.target})
+        if self.node.lpm_weights or not self.node.simulated:
+            use_weights(self.node.lpm_weights or "auto")
+        refuse_other_body(recipe.target, recipe.body)
         device = resolve_device(self.node.device)
         set_arithmetic(config.precision, deterministic=config.deterministic, device=device)
         return PFedHNClient(

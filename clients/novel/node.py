@@ -9,11 +9,12 @@ from pathlib import Path
 from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, RecordDict
 
 from clients.novel.on_demand import RECORD, NovelOwner, OnDemandClient
-from hyperfl_flwr.config.node_config import NOVEL_DATA, NOVEL_OUTPUT, NodeConfig, state_folder
+from hyperfl_flwr.config.node_config import NOVEL_DATA, NOVEL_OUTPUT, NodeConfig
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.models.model_spec import Recipe
 from hyperfl_flwr.node.cohort import failure_of
+from hyperfl_flwr.node.private_state import state_folder
 from hyperfl_flwr.privacy.budget import PrivacyBudget
 from hyperfl_flwr.protocol.arrays import by_number, pack_arrays, per_client_key, unpack_arrays
 from hyperfl_flwr.protocol.messages import (

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 from flwr.app import Context, Message
 
 from hyperfl_flwr.app.secure import introduction, refuse_plain, sends_sums_only, sessions_of
-from hyperfl_flwr.config.node_config import JOIN_DATA, NOVEL_DATA, NodeConfig, is_simulated, state_folder
+from hyperfl_flwr.config.node_config import JOIN_DATA, NOVEL_DATA, NodeConfig, is_simulated
 from hyperfl_flwr.core.errors import RefusalError, for_others
 from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.node.ledger import Ledger
 from hyperfl_flwr.node.ledger_app import LedgerApp, LedgerHandle
+from hyperfl_flwr.node.private_state import state_folder
 from hyperfl_flwr.node.secure_sums import release_shares
 from hyperfl_flwr.protocol.in_step import wait_for_the_other
 from hyperfl_flwr.protocol.messages import CONFIG, Request, printable

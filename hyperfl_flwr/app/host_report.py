@@ -18,8 +18,8 @@ from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.data.dataset import Dataset, Split
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.data.registry import DATASETS
-from hyperfl_flwr.models.custom.provenance import source_hash
 from hyperfl_flwr.models.custom.source import digest_of
+from hyperfl_flwr.models.provenance import network_hash, use_weights
 
 
 def report(settings: Mapping[str, Scalar]) -> dict[str, str]:
@@ -30,9 +30,9 @@ def report(settings: Mapping[str, Scalar]) -> dict[str, str]:
             reported instead of the network, the device and the data.
 
     Returns:
-        The version of each package as `versions/NAME`, the SHA-256 of this project's code (`code`), of a network of the
-        user's own (`network`) and of the data set (`data`), the type of the device (`device`), and the data sets that
-        are present (`data-sets`), separated by commas.
+        The version of each package as `versions/NAME`, the SHA-256 of this project's code (`code`), of the source of a
+        network of the user's own or of the weights of a pre-trained body (`network`) and of the data set (`data`), the
+        type of the device (`device`), and the data sets that are present (`data-sets`), separated by commas.
 
     Raises:
         HyperFLError: If this host does not have the data or the device.
@@ -42,7 +42,8 @@ def report(settings: Mapping[str, Scalar]) -> dict[str, str]:
         found["data-sets"] = ",".join(present_data_sets(Path(str(settings["data-root"]))))
     else:
         config = RunConfig.from_flat(settings)
-        found["network"] = source_hash(config.target)
+        use_weights(config.lpm.weights)
+        found["network"] = network_hash(config.target)
         found["device"] = resolve_device(config.device).type
         found["data"] = data_digest(load_federated_data(config.data_settings()).dataset)
     return found

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from clients.engine.base import BaseClient
+from hyperfl_flwr.app.targets import check_target
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, DataError
 from hyperfl_flwr.data.corruptions import require_corruption
 from hyperfl_flwr.data.unlabelled_pool import unlabelled_pool
 from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.models.custom.checks import check_custom
-from hyperfl_flwr.models.custom.source import is_factory
 from hyperfl_flwr.models.layers.batchnorm import has_statistics
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.protocol.messages import Reduction
@@ -80,33 +79,14 @@ def check_run(config: RunConfig, input_shape: tuple[int, ...], num_classes: int)
     Raises:
         ConfigError: Naming the setting and what is wrong with it.
     """
-    _check_target(config, input_shape, num_classes)
+    for name in dict.fromkeys(config.targets):
+        check_target(name, client_of(config.method), config.method, input_shape, num_classes)
     _check_novel(config, input_shape)
     _check_audit(config)
     check_privacy(config, input_shape, num_classes)
     check_secure_sum(config)
     _check_public_data(config, input_shape)
     strategy_of(config.method).check(config, input_shape)
-
-
-def _check_target(config: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> None:
-    """Refuse a target network that cannot take the data, or that the method cannot train."""
-    for name in dict.fromkeys(config.targets):
-        _check_one_target(config, name, input_shape, num_classes)
-
-
-def _check_one_target(config: RunConfig, name: str, input_shape: tuple[int, ...], num_classes: int) -> None:
-    try:
-        target = build_target(name, input_shape, num_classes)
-    except ValueError as error:
-        raise ConfigError(f"{error}; choose another target or other data") from None
-    if is_factory(name):
-        check_custom(name, input_shape, num_classes)
-    if has_statistics(target) and client_of(config.method).is_generated:
-        raise ConfigError(
-            f"target = {name} has running statistics (BatchNorm), which a hypernetwork cannot generate; "
-            f"with {config.method} take cnn, lenet, mlp or mlp-500"
-        )
 
 
 def _check_audit(config: RunConfig) -> None:

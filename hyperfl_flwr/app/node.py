@@ -16,7 +16,7 @@ from hyperfl_flwr.app.budget import budget_of, refuse_own_as_public, refuse_unbo
 from hyperfl_flwr.app.methods import check_privacy, client_of
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.secure import secure_node
-from hyperfl_flwr.config.node_config import NodeConfig, state_folder
+from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.arithmetic import set_arithmetic
 from hyperfl_flwr.core.device import resolve_device
@@ -26,10 +26,9 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.versions import shared_versions
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data, load_local_data
 from hyperfl_flwr.data.sample_format import normalisation_text, refuse_own_statistics
-from hyperfl_flwr.models.custom.provenance import source_hash
-from hyperfl_flwr.models.custom.source import is_factory
+from hyperfl_flwr.models.provenance import network_hash, use_weights
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.node.private_state import PrivateState
+from hyperfl_flwr.node.private_state import PrivateState, state_folder
 from hyperfl_flwr.node.secure_cohort import SecureCohort
 from hyperfl_flwr.node.secure_sums import SecureTerms
 from hyperfl_flwr.privacy.secret_rotation import read_key, run_key
@@ -67,6 +66,7 @@ class NodeApp:
         refuse_own_as_public(self.config, simulated=self.simulated)
         self.keeps_model = not self.simulated if self.node.keep_model is None else self.node.keep_model
         self.mixing_secret = self._mixing_secret()
+        use_weights(self.config.lpm.weights)
         self.device = resolve_device(self.config.device)
         set_arithmetic(self.config.precision, deterministic=self.config.deterministic, device=self.device)
         if self.config.threads != "auto":
@@ -200,11 +200,11 @@ class NodeApp:
             "versions": [f"{name} {version}" for name, version in shared_versions().items()],
             **data_properties(data, self.clients, simulated=self.simulated),
         }
-        if is_factory(self.config.target):
+        if found := network_hash(self.config.target):
             build_target(
                 self.config.target, data.dataset.input_shape, data.dataset.num_classes
             )  # raises if the network does not fit
-            properties["model"] = source_hash(self.config.target)
+            properties["model"] = found
         if self.simulated:
             properties["threads"] = torch.get_num_threads()
         elif self.config.secagg.enabled:

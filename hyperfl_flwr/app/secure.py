@@ -6,10 +6,11 @@ from pathlib import Path
 
 from flwr.app import Message, MessageType
 
-from hyperfl_flwr.config.node_config import NodeConfig, state_folder
+from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.core.errors import ConfigError, RefusalError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.flower.log import log
+from hyperfl_flwr.node.private_state import state_folder
 from hyperfl_flwr.node.secure_session import FOLDER, Sessions, SimulatedSessions, StoredSessions
 from hyperfl_flwr.node.secure_sums import SecureNode
 from hyperfl_flwr.protocol.messages import HELLO

@@ -22,7 +22,7 @@ from hyperfl_flwr.flower.grid import is_http_grid
 from hyperfl_flwr.flower.log import FLOWER_LOGGER, log
 from hyperfl_flwr.flower.parent_monitor import end_with_parent
 from hyperfl_flwr.flower.ray_pool import cluster_hosts, replace_dead_actors
-from hyperfl_flwr.models.custom.provenance import keep_model, model_facts, refuse_other_model
+from hyperfl_flwr.models.provenance import keep_model, model_facts, refuse_other_model, use_weights
 from hyperfl_flwr.runs import manifest
 from hyperfl_flwr.runs.privacy_statement import statement_text
 from hyperfl_flwr.runs.resume import begun_rounds, refuse_other_nodes, resume_round
@@ -82,6 +82,7 @@ def run(grid: Grid, config: RunConfig) -> Path:
         announce(line)
         early_records.append(logging.makeLogRecord({"levelname": "INFO", "msg": line}))
 
+    use_weights(config.lpm.weights)
     secure = secure_context(config)
     roster = _roster(grid, config, announce_early, secure)
     directory, last_round = _opened(config, roster)

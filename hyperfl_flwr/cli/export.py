@@ -177,11 +177,15 @@ def run_predict(
         bool, typer.Option("--convert", help="Convert and resize images to the format that the model takes.")
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:NUMBER.")] = "auto",
+    weights: Annotated[
+        Path | None, typer.Option(help="Weights of a pre-trained body; default: as in the run, else a download.")
+    ] = None,
 ) -> None:
     """Predict the classes of samples; prints the accuracy if labels are known, and the CSV file's path."""
     from hyperfl_flwr.core.device import resolve_device
     from hyperfl_flwr.core.storage import write_atomically
     from hyperfl_flwr.metrics.predictions import predict
+    from hyperfl_flwr.models.provenance import use_weights
     from hyperfl_flwr.models.standalone import read_model
 
     path = output.absolute()
@@ -193,6 +197,8 @@ def run_predict(
         found = model_of(source.absolute(), client, state, run, data_root)
         recipe, tensors = found.recipe, dict(found.tensors)
         err.print(str(found), markup=False)
+    if weights is not None:
+        use_weights(str(weights.expanduser().absolute()))
     samples = Path(data.removeprefix("npz:").removeprefix("folder:")).expanduser().absolute()
     predictions = predict(tensors, recipe, samples, resolve_device(device), convert=convert)
     for note in predictions.notes:

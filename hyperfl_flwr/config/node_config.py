@@ -4,9 +4,9 @@ The run's settings come from the server (`hyperfl_flwr.config.run_config`). On a
 about machine and data override them, see `NodeConfig.applied_to`.
 """
 
+import re
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 from flwr.app import Context
@@ -29,7 +29,6 @@ from hyperfl_flwr.core.settings import (
 )
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.data.sample_format import expanded, is_local_data, local_data_path
-from hyperfl_flwr.flower.home import get_flwr_home
 
 SIMULATED = "simulated"
 """Key that marks a node of an in-process simulation, of which the data have no owner."""
@@ -48,11 +47,8 @@ def is_simulated(context: Context) -> bool:
     return bool(context.node_config.get(SIMULATED)) or (ray is not None and ray.is_initialized())
 
 
-def state_folder(configured: Scalar | None, run_directory: str, *, simulated: bool) -> Path:
-    """Return a node's folder for private files: its `state-dir`, or in a simulation a part of the run's folder."""
-    if configured:
-        return Path(str(configured))
-    return Path(run_directory) / "clients" if simulated else Path(get_flwr_home()) / "hyperfl-state"
+_PATHS = ("data_root", "lpm_weights", "state_dir", "mixing_key_file", "peers_file", "identity_key_file", "novel_data",
+          "novel_output")  # fmt: skip
 
 
 class NodeConfig(Section):
@@ -79,6 +75,11 @@ class NodeConfig(Section):
     data_root: str = setting(
         "",
         "Folder of named data sets and relative paths. Not given: your cache folder.",
+        values="absolute path",
+    )
+    lpm_weights: str = setting(
+        "",
+        "File with the weights of a pre-trained body, see `lpm.weights`. Not given: the download of its library.",
         values="absolute path",
     )
     device: Device = setting(
@@ -160,9 +161,7 @@ class NodeConfig(Section):
     )
     simulated: bool = False
 
-    @field_validator(
-        "data_root", "state_dir", "mixing_key_file", "peers_file", "identity_key_file", "novel_data", "novel_output"
-    )
+    @field_validator(*_PATHS)
     @classmethod
     def _absolute(cls, value: str, info: ValidationInfo) -> str:
         return absolute(_located(value, info))
@@ -259,8 +258,9 @@ class NodeConfig(Section):
     def applied_to(self, run_config: Mapping[str, Scalar]) -> RunConfig:
         """Return the run's settings, overridden by the node's.
 
-        On a deployed node, data root, device and threads are the owner's, even if not given, and the server cannot name
-        a file or folder to read. In a simulation the run's settings apply unless the node config has others.
+        On a deployed node, data root, device, threads and weights of a pre-trained body are the owner's, even if not
+        given, and the server cannot name a file or folder to read. In a simulation the run's settings apply unless the
+        node config has others.
 
         Args:
             run_config: The run's settings, as Flower passes them to apps.
@@ -270,8 +270,9 @@ class NodeConfig(Section):
             RefusalError: If the run names a file or folder on a deployed node.
         """
         given: dict[str, Scalar] = {"data-root": self.data_root, "device": self.device, "threads": self.threads}
+        given["lpm.weights"] = self.lpm_weights or "auto"
         if self.simulated:
-            given = {key: value for key, value in given.items() if key.replace("-", "_") in self.model_fields_set}
+            given = {key: value for key, value in given.items() if re.sub("[-.]", "_", key) in self.model_fields_set}
         elif not self.data and is_local_data(str(run_config.get("dataset", ""))):
             raise RefusalError(
                 "the run's dataset is a file or folder; only each node's owner may name one, as data in the node config"

@@ -13,6 +13,7 @@ from pydantic import ValidationError, create_model, model_validator
 from pydantic_core import ErrorDetails
 
 from hyperfl_flwr.config.general import FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfig
+from hyperfl_flwr.config.pretrained import LpmConfig
 from hyperfl_flwr.config.privacy import PrivacyConfig, RecordPrivacyConfig
 from hyperfl_flwr.config.sections import AuditConfig, DataConfig, NovelConfig, PersonalizeConfig
 from hyperfl_flwr.config.secure_sums import SecureSumConfig
@@ -33,6 +34,7 @@ GENERAL: Sequence[type[Section]] = (FederationConfig, LocalTrainingConfig, Machi
 
 DOTTED: Sequence[type[Section]] = (
     DataConfig,
+    LpmConfig,
     NovelConfig,
     PersonalizeConfig,
     RecordPrivacyConfig,
@@ -74,6 +76,7 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
     """All settings of a run, see docs/reference/settings.md; `section` returns those of a method."""
 
     data: DataConfig
+    lpm: LpmConfig
     novel: NovelConfig
     personalize: PersonalizeConfig
     dp: RecordPrivacyConfig

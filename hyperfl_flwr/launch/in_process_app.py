@@ -13,7 +13,7 @@ from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import HyperFLError
 from hyperfl_flwr.launch.in_process_run import problem_file
-from hyperfl_flwr.models.custom.provenance import find_model
+from hyperfl_flwr.models.provenance import find_model
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 
@@ -22,7 +22,7 @@ def main() -> int:
     settings, num_nodes = Path(sys.argv[1]), int(sys.argv[2])
     try:
         config = RunConfig.from_flat(tomllib.loads(settings.read_text()))
-        find_model(config.target, Path(config.resume) if config.resume else None)
+        find_model(config.target, config.lpm.weights, Path(config.resume) if config.resume else None)
         run(InProcessGrid(app, num_nodes, config.flat(), {"simulated": True}), config)
     except HyperFLError as error:
         problem_file(settings).write_text(str(error))

@@ -26,7 +26,7 @@ from hyperfl_flwr.launch.secure_nodes import check_given_nodes, suitable_for_sum
 from hyperfl_flwr.launch.settings import check_resume, requested
 from hyperfl_flwr.launch.sizing import Machine, suitable_nodes, suitable_threads
 from hyperfl_flwr.launch.warnings import leak_warnings
-from hyperfl_flwr.models.custom.provenance import travelling_source
+from hyperfl_flwr.models.provenance import travelling_source
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.runs.resume import refuse_other_nodes
 from hyperfl_flwr.runs.run_directory import is_simulation

@@ -11,7 +11,7 @@ from hyperfl_flwr.config.run_config import TRAINING_AUTOS, RunConfig, default_se
 from hyperfl_flwr.core.errors import ConfigError, InstallationError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.toml_files import app_file, flatten
-from hyperfl_flwr.models.custom.provenance import find_model, refuse_other_model
+from hyperfl_flwr.models.provenance import find_model, refuse_other_model
 from hyperfl_flwr.runs.resume import resume_round
 from hyperfl_flwr.runs.run_directory import (
     DEPLOYMENT,
@@ -49,7 +49,7 @@ def requested(changes: Mapping[str, Scalar], *, deployed: bool = False) -> RunCo
         raise ConfigError("personalize.run must not be set for training; use `hyperfl personalize`")
     if not resume:
         refuse_used_directory(Path(config.output))
-    find_model(config.target, Path(resume) if resume else None)
+    find_model(config.target, config.lpm.weights, Path(resume) if resume else None)
     return config
 
 

@@ -16,6 +16,7 @@ from hyperfl_flwr.data.federated_data import normalised
 from hyperfl_flwr.data.labels import labels_of
 from hyperfl_flwr.data.unlabelled import Unlabelled, read_unlabelled
 from hyperfl_flwr.models.model_spec import TargetRecipe
+from hyperfl_flwr.models.provenance import refuse_other_body
 
 BATCH = 500
 """Number of samples on the device at a time."""
@@ -75,9 +76,11 @@ def predict(
 
     Raises:
         DataError: If there are no samples, or if a sample cannot be used.
+        ConfigError: If the weights of a pre-trained body are missing, or others than in the training.
     """
     found = read_unlabelled(data, recipe.input_shape, convert=convert, labelled=True)
     labels, note = labels_of(data, found, recipe.classes)
+    refuse_other_body(recipe.target, recipe.body)
     target = recipe.new_target()
     target.load_state_dict(dict(tensors), assign=True)
     target.eval().to(device)

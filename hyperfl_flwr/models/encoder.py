@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from hyperfl_flwr.core.setting_types import Pooling
 from hyperfl_flwr.models.layers.dropout import without_dropout
+from hyperfl_flwr.models.pretrained.names import is_pretrained
 from hyperfl_flwr.models.targets import PERCEPTRONS, build_target
 
 IMAGE_UNITS = 200
@@ -84,7 +85,7 @@ def build_encoder(target: str, input_shape: Sequence[int], embedding_dim: int, p
     For a convolutional target: its convolutions, a linear layer of 200 units with its activation, pooling,
     standardisation, its linear layers with their activations, and a linear layer to the descriptor. For `mlp` and
     `mlp-500`, which also take feature vectors [n, D]: three linear layers of 500 units with ReLU, pooling and
-    standardisation after the first, and a linear layer to the descriptor. For a user-supplied target: its extractor
+    standardisation after the first, and a linear layer to the descriptor. For a user-supplied target and one on a pre-trained body: its extractor
     without dropout, a linear layer of 200 units with ReLU, pooling, standardisation, another linear layer of 200 units
     with ReLU, and a linear layer to the descriptor.
 
@@ -103,7 +104,7 @@ def build_encoder(target: str, input_shape: Sequence[int], embedding_dim: int, p
     """
     convolutions: list[nn.Module]
     activation: nn.Module
-    if ":" in target:
+    if ":" in target or is_pretrained(target):
         own = build_target(target, tuple(input_shape), 2)  # the number of classes only shapes the unused classifier
         convolutions, activation = [without_dropout(own.extractor)], nn.ReLU()
         widths, inputs, units = [IMAGE_UNITS], own.classifier.in_features, IMAGE_UNITS

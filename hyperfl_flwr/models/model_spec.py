@@ -1,5 +1,6 @@
 """Specification of a run's models: public facts, equal for all clients, from which a network can be built."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self, get_args
@@ -29,6 +30,7 @@ class TargetRecipe:
         mean: Mean of each channel, of images scaled to [0, 1], or of each feature.
         std: Standard deviation of each channel or feature, above 0.
         classes: Names of the K classes.
+        body: SHA-256 of the weights of a pre-trained body; empty for other networks.
     """
 
     target: str
@@ -36,6 +38,7 @@ class TargetRecipe:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     classes: tuple[str, ...]
+    body: str = ""
 
     SIZES: ClassVar[str] = "shape and number of classes"
     """Description of `sizes` for error messages."""
@@ -80,6 +83,8 @@ class TargetRecipe:
             raise ValueError(f"std must be between {1 / _LARGEST_MEAN:g} and {_LARGEST_MEAN:g}")
         if not all(isinstance(name, str) and name.isprintable() for name in self.classes):
             raise ValueError("names of classes must be printable strings")
+        if not isinstance(self.body, str) or not re.fullmatch("([0-9a-f]{64})?", self.body):
+            raise ValueError("body must be a hash of 64 hexadecimal digits, or empty")
         self.new_target()
 
     def sizes(self) -> tuple[int, ...]:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from hyperfl_flwr.models.custom.network import build_custom
 from hyperfl_flwr.models.layers.dropout import Dropout
+from hyperfl_flwr.models.pretrained.names import NAMED, is_pretrained
+from hyperfl_flwr.models.pretrained.network import build_pretrained
 from hyperfl_flwr.models.resnet import RESNET_FEATURES, RESNET_SMALLEST, resnet18_extractor
 from hyperfl_flwr.models.target import Target
 
@@ -236,17 +238,19 @@ def build_target(name: str, input_shape: tuple[int, ...], num_classes: int) -> T
     """Build a target network on the meta device.
 
     Args:
-        name: One of `TARGETS`, or `package.module:factory` of a user-supplied network, see
-            `hyperfl_flwr.models.custom.network`.
+        name: One of `TARGETS`, a name of a network on a pre-trained body, see `hyperfl_flwr.models.pretrained.names`,
+            or `package.module:factory` of a user-supplied network, see `hyperfl_flwr.models.custom.network`.
         input_shape: (channels, height, width), or (D,) of feature vectors.
         num_classes: Number of classes K.
 
     Raises:
         ValueError: If the name is unknown or the network cannot take such inputs.
-        ConfigError: If a user-supplied network cannot be made or split.
+        ConfigError: If a user-supplied network cannot be made or split, or a library is not installed.
     """
+    if is_pretrained(name):
+        return build_pretrained(name, input_shape, num_classes)
     if ":" in name:
         return build_custom(name, input_shape, num_classes)
     if name not in TARGETS:
-        raise ValueError(f"unknown target network {name!r}; known: {', '.join(TARGETS)}")
+        raise ValueError(f"unknown target network {name!r}; known: {', '.join([*TARGETS, *NAMED])}")
     return TARGETS[name](input_shape, num_classes)

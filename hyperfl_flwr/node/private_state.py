@@ -10,13 +10,22 @@ it loses large states in a deployment, and is copied with every message in a sim
 from pathlib import Path
 
 from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import Arrays, leftovers, read_arrays, stored_bytes, unwritable, write_arrays
+from hyperfl_flwr.flower.home import get_flwr_home
 
 FOLDER_SIZE = 1000
 """Number of clients of which the folders lie in one folder; some file systems are slow with more."""
 
 INITIAL = 0
 """Version of a client that was never trained; its state is computed from the seed and not stored."""
+
+
+def state_folder(configured: Scalar | None, run_directory: str, *, simulated: bool) -> Path:
+    """Return a node's folder for private files: its `state-dir`, or in a simulation a part of the run's folder."""
+    if configured:
+        return Path(str(configured))
+    return Path(run_directory) / "clients" if simulated else Path(get_flwr_home()) / "hyperfl-state"
 
 
 def client_folder(directory: Path, client: int) -> Path:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.storage import Arrays, read_arrays, unwritable, write_arrays
-from hyperfl_flwr.models.custom.provenance import find_kept, keep_model
 from hyperfl_flwr.models.model_spec import TargetRecipe
+from hyperfl_flwr.models.provenance import find_kept, keep_model
 from hyperfl_flwr.node.private_state import create_client_folder, run_folder
 
 FILE = "model.npz"

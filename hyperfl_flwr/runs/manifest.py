@@ -36,7 +36,7 @@ def new(
         settings: The requested settings.
         resolved: The value that replaces each `auto`, see `hyperfl_flwr.app.resolved`.
         roster: The nodes of the run.
-        model: The entry about a custom network, see `hyperfl_flwr.models.custom.provenance`; empty for a built-in one.
+        model: The entry about a custom network, see `hyperfl_flwr.models.provenance`; empty for a built-in one.
         hosts: The hosts of the Ray cluster on which a simulation trains; none for a single machine.
     """
     federation = roster.federation

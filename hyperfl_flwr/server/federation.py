@@ -15,7 +15,8 @@ from flwr.serverapp import Grid
 
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.flower.log import log
-from hyperfl_flwr.models.custom.provenance import source_hash
+from hyperfl_flwr.models.pretrained.names import is_pretrained
+from hyperfl_flwr.models.provenance import network_hash
 from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.messages import HELLO, printable
 from hyperfl_flwr.protocol.queries import NOVEL
@@ -28,7 +29,7 @@ TERMS = {
     "input-shape": "input-shape",
     "num-classes": "num-classes",
     "classes": "classes",
-    "model": "source of the network (target)",
+    "model": "source of the network, or weights of its body (target)",
 }
 """Properties in which all nodes must agree, with the names for their owners; a missing property fits any value."""
 
@@ -241,13 +242,19 @@ def _misfit(node: Node, found: Agreement, num_clients: int) -> str:
 
 
 def refuse_other_source(federation: Federation, target: str) -> None:
-    """Check that all nodes have the same source of the network as the server.
+    """Check that all nodes have the same source of the network, or weights of its body, as the server.
 
     Raises:
-        RunFailedError: If some have another source; the message names them.
+        RunFailedError: If some have others; the message names them.
+        ConfigError: If the server cannot load the weights.
     """
-    own = source_hash(target)
+    own = network_hash(target)
     if others := [node.partition for node in federation.nodes if node.properties.get("model", own) != own]:
+        if is_pretrained(target):
+            raise RunFailedError(
+                f"the nodes {others} have other weights of {target} than the server; their owners must give the same "
+                f"file, as lpm-weights in the node config"
+            )
         raise RunFailedError(
             f"the nodes {others} have another source of {target} than the server; install the same version on all "
             f"machines, or start the run from the folder with the source, so that the app bundle includes it"

@@ -141,7 +141,7 @@ def test_a_run_says_whose_network_it_trained_and_keeps_it(
     federate: Federate, make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run's folder contains the network's source, and a run with a changed source is not resumed."""
-    from hyperfl_flwr.models.custom.provenance import refuse_other_model
+    from hyperfl_flwr.models.provenance import refuse_other_model
 
     run = federate("fedavg", target="own_networks:build")
     manifest = read_manifest(run)
@@ -216,8 +216,8 @@ def test_a_node_keeps_the_source_beside_its_models(federate: Federate, tmp_path:
 def test_a_node_with_another_source_is_refused(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second node reports another source hash, and the run fails."""
     hashes = iter(["same", "other", "same"])  # two nodes answer the handshake, then the server compares
-    monkeypatch.setattr("hyperfl_flwr.app.node.source_hash", lambda _: next(hashes))
-    monkeypatch.setattr("hyperfl_flwr.server.federation.source_hash", lambda _: next(hashes))
+    monkeypatch.setattr("hyperfl_flwr.app.node.network_hash", lambda _: next(hashes))
+    monkeypatch.setattr("hyperfl_flwr.server.federation.network_hash", lambda _: next(hashes))
     with pytest.raises(RunFailedError, match=r"the nodes \[1\] have another source of own_networks:build"):
         federate("fedavg", target="own_networks:build")
 

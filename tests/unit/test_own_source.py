@@ -13,7 +13,7 @@ from federations import Call
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.launch.app_bundle import build_app
 from hyperfl_flwr.models.custom import source as custom_source
-from hyperfl_flwr.models.custom.provenance import travelling_source
+from hyperfl_flwr.models.provenance import travelling_source
 
 NETWORK = """
 from torch import nn

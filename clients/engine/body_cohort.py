@@ -1,0 +1,39 @@
+"""Train clients together whose networks share a pre-trained body: see `hyperfl_flwr.models.pretrained.together`."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from clients.engine.base import BaseClient
+from hyperfl_flwr.models.pretrained.network import PretrainedTarget, build_pretrained
+from hyperfl_flwr.models.pretrained.together import run_together
+
+COPIES = 6
+"""Number of copies of a client's parameters in training: values, gradients, momentum, and what is sent and received."""
+
+BYTES = 4
+"""Size of a float32 number."""
+
+
+class BodyCohort:
+    """Trains clients together that have one pre-trained body; see `CohortTraining`."""
+
+    def admit(self, member: object) -> bool:
+        """Return whether a client can be trained together with others."""
+        return isinstance(member, BaseClient) and len(member.context.data.train_labels) > 0
+
+    def memory_of(self, member: object) -> int:
+        """Return the bytes of a client's parameters and of the activations of its batch."""
+        assert isinstance(member, BaseClient)
+        data = member.context.data
+        target: PretrainedTarget = build_pretrained(
+            member.context.config.target, tuple(data.train_images.shape[1:]), data.num_classes
+        )
+        batch = min(member.steps.batch_size, len(data.train_labels))
+        parameters = sum(value.numel() for part in member.groups.values() for value in part.state_dict().values())
+        return BYTES * (COPIES * parameters + batch * target.extractor.activations)
+
+    def train(self, members: Sequence[tuple[object, np.random.Generator]]) -> list[dict[str, float] | Exception]:
+        """Train the clients together, see `CohortTraining`."""
+        return run_together([partial(member.train, rng) for member, rng in members if isinstance(member, BaseClient)])

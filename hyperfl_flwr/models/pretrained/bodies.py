@@ -1,0 +1,299 @@
+"""Build pre-trained bodies from torchvision and timm, and find the places of their adapters.
+
+A body is an image classifier without its last layer. Its adapters act on the outputs of its stages, which are
+
+- `layer1` to `layer4` of a ResNet and its relatives,
+- the MLP of each block of a vision transformer,
+- in other networks the last layers before the resolution drops, and the last one of all; of timm's networks those that
+  timm lists as features.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.models.pretrained.adapters import Layout
+from hyperfl_flwr.models.pretrained.names import Body
+
+_BATCH = 2
+"""Number of images of the forward pass that finds the shapes."""
+
+_RESNET_STAGES = ("layer1", "layer2", "layer3", "layer4")
+
+_FEWEST_LAYERS = 3
+"""Least number of layers of a sequence that is taken for the body's trunk."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of an adapter.
+
+    Attributes:
+        module: Name of the submodule of the body on whose output the adapter acts.
+        channels: Number of channels C of this output.
+        layout: Its layout.
+    """
+
+    module: str
+    channels: int
+    layout: Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class BodyPlan:
+    """Shapes of a body.
+
+    Attributes:
+        places: Places of the adapters, from the input to the output.
+        features: Number F of features that the body computes of an image.
+        side: Images are resized to this number of pixels per side; None for images that keep their size.
+        activations: Number of values that the layers of the body compute of an image.
+    """
+
+    places: tuple[Place, ...]
+    features: int
+    side: int | None
+    activations: int
+
+
+@lru_cache(maxsize=8)
+def plan_body(body: Body, image: tuple[int, int]) -> BodyPlan:
+    """Return the shapes of a body for images of some height and width; no weights are needed.
+
+    Raises:
+        ValueError: If the library has no such image classifier, or it cannot take such images.
+        ConfigError: If the library is not installed.
+    """
+    side = input_side(body)
+    network = _without_values(body)
+    images = torch.empty(_BATCH, 3, *((side, side) if side else image), device="meta")
+    stages = _stages(network)
+    outputs: dict[str, object] = {}
+    hooks = [layer.register_forward_hook(_recorder(outputs, name)) for name, layer in network.named_modules()]
+    try:
+        with torch.no_grad():
+            features = network(images)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        height, width = images.shape[2:]
+        raise ValueError(f"{body} cannot take images of {height}x{width} pixels: {error}") from None
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not isinstance(features, Tensor) or features.ndim != 2:
+        raise ValueError(f"{body} is no network with a linear classifier on features; take another one")
+    places = _places(network, {name: outputs[name] for name in stages if isinstance(outputs.get(name), Tensor)})
+    if not places:
+        raise ValueError(f"no stages or blocks were found in {body}, after which adapters could be; take another one")
+    leaves = [name for name, layer in network.named_modules() if next(layer.children(), None) is None]
+    sizes = [output.numel() // _BATCH for output in map(outputs.get, leaves) if isinstance(output, Tensor)]
+    return BodyPlan(places=places, features=features.shape[1], side=side, activations=sum(sizes))
+
+
+def input_side(body: Body) -> int | None:
+    """Return the side to which images are resized, in pixels; None for images that keep their size."""
+    if body.side != "model":
+        return body.side
+    if body.library == "timm":
+        return int(_timm_config(body.model)["input_size"][-1])
+    transforms = _torchvision_weights(body.model).transforms()
+    return int(transforms.crop_size[0])
+
+
+def with_values(body: Body, values: Mapping[str, Tensor]) -> nn.Module:
+    """Return a body with the values of a state dict in the library's names, with the classifier or without.
+
+    Raises:
+        ValueError: If names are missing or unknown, or shapes differ.
+    """
+    network, heads = _new_network(body)
+    fitting = _fitted(network, body, values)
+    try:
+        result = network.load_state_dict(fitting, strict=False)
+    except RuntimeError as error:
+        raise ValueError(f"its shapes are not those of {body}: {str(error).splitlines()[-1].strip()}") from None
+    missing = [name for name in result.missing_keys if not name.endswith("num_batches_tracked")]
+    unknown = [name for name in result.unexpected_keys if not name.startswith(heads)]
+    for kind, names in (("lacks", missing), ("has unknown names:", unknown)):
+        if names:
+            raise ValueError(f"for {body} it {kind} {', '.join(names[:3])}{' and others' * (len(names) > 3)}")
+    return network
+
+
+def download(body: Body) -> nn.Module:
+    """Return a body with the weights that its library downloads, or has downloaded before.
+
+    Raises:
+        ValueError: If the library has no weights of it.
+        OSError: If the download fails.
+    """
+    if body.library == "torchvision":
+        return with_values(body, _torchvision_weights(body.model).get_state_dict(progress=False, check_hash=True))
+    try:
+        return with_values(body, _timm_network(body, pretrained=True).state_dict())
+    except RuntimeError as error:
+        raise ValueError(f"timm has no weights of {body.model}: {error}") from None
+
+
+def _new_network(body: Body) -> tuple[nn.Module, tuple[str, ...]]:
+    """Build a body on torch's current device, images [B, 3, H, W] -> features [B, F].
+
+    Returns:
+        The network, and the prefixes of its classifier's names in a state dict of the whole image classifier.
+    """
+    if body.library == "timm":
+        network, names = _timm_network(body), _timm_config(body.model).get("classifier") or ()
+        heads = (names,) if isinstance(names, str) else tuple(names)
+    else:
+        network = _torchvision_network(body)
+        heads = (_take_off_classifier(network, body),)
+    for layer in network.modules():  # in-place layers would change tensors that adapters and attacks still need
+        if getattr(layer, "inplace", False) is True:
+            setattr(layer, "inplace", False)  # noqa: B010 - mypy does not know the type of the activation
+    return network.eval().requires_grad_(False), tuple(f"{name}." for name in heads)
+
+
+def _without_values(body: Body) -> nn.Module:
+    """Return a body on the meta device."""
+    try:
+        with torch.device("meta"):
+            return _new_network(body)[0]
+    except NotImplementedError:  # some compute their widths with tensors
+        return _new_network(body)[0].to("meta")
+
+
+def _timm() -> ModuleType:
+    try:
+        import timm  # deferred: an optional package, which takes a second
+    except ImportError as error:
+        text = f"targets lpm:timm/... need the package timm ({error}); install it with: pip install 'hyperfl-flwr[lpm]'"
+        raise ConfigError(text, public=text) from None
+    return timm
+
+
+def _timm_config(model: str) -> Mapping[str, Any]:
+    timm = _timm()
+    if not timm.is_model(model.partition(".")[0]):
+        raise ValueError(f"timm has no model {model!r}; timm.list_models() lists them")
+    config: Mapping[str, Any] = timm.get_pretrained_cfg(model).to_dict()
+    return config
+
+
+def _timm_network(body: Body, *, pretrained: bool = False) -> nn.Module:
+    config, sized = _timm_config(body.model), {}
+    if isinstance(body.side, int) and config.get("fixed_input_size"):
+        sized = {"img_size": body.side}
+    network: nn.Module = _timm().create_model(body.model, pretrained=pretrained, num_classes=0, **sized)
+    return network
+
+
+def _torchvision_network(body: Body) -> nn.Module:
+    from torchvision import models  # deferred: it takes a second, which other targets do not need
+
+    _check_torchvision(body.model)
+    sized = {"image_size": body.side} if isinstance(body.side, int) and body.model.startswith("vit_") else {}
+    network: nn.Module = models.get_model(body.model, weights=None, **sized)
+    return network
+
+
+def _torchvision_weights(model: str) -> Any:  # noqa: ANN401 - torchvision's enumeration of this network's weights
+    from torchvision import models
+
+    _check_torchvision(model)
+    return models.get_model_weights(model)["DEFAULT"]
+
+
+def _check_torchvision(model: str) -> None:
+    from torchvision import models
+
+    if model not in models.list_models(module=models):
+        raise ValueError(f"torchvision has no image classifier {model!r}; torchvision.models.list_models() has all")
+
+
+def _take_off_classifier(network: nn.Module, body: Body) -> str:
+    """Replace the last layer with parameters, which must be linear, by an identity, and return its name."""
+    layers = [(name, layer) for name, layer in network.named_modules() if list(layer.parameters(recurse=False))]
+    name, last = layers[-1]
+    if not isinstance(last, nn.Linear):
+        raise ValueError(f"the last layer of {body} is no linear classifier; take another network")
+    parent, _, leaf = name.rpartition(".")
+    setattr(network.get_submodule(parent), leaf, nn.Identity())
+    return name
+
+
+def _fitted(network: nn.Module, body: Body, values: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return values in the names and shapes of a body for another size of images, where its library converts them."""
+    state = network.state_dict()
+    if all(name in values and values[name].shape == value.shape for name, value in state.items()):
+        return values
+    if body.library == "timm":
+        convert = getattr(sys.modules[type(network).__module__], "checkpoint_filter_fn", None)
+        if convert is not None:
+            converted: Mapping[str, Tensor] = convert(dict(values), network)
+            return converted
+    elif body.model.startswith("vit_") and isinstance(body.side, int) and "encoder.pos_embedding" in values:
+        from torchvision.models.vision_transformer import interpolate_embeddings
+
+        resized: Mapping[str, Tensor] = interpolate_embeddings(body.side, int(network.patch_size), dict(values))  # type: ignore[arg-type]
+        return resized
+    return values
+
+
+def _recorder(outputs: dict[str, object], name: str) -> Any:  # noqa: ANN401 - torch's type of hooks
+    def record(_layer: nn.Module, _inputs: object, output: object) -> None:
+        outputs[name] = output
+
+    return record
+
+
+def _stages(network: nn.Module) -> list[str]:
+    """Return the names of the submodules after which there may be adapters, in the order of the network."""
+    if all(hasattr(network, name) for name in _RESNET_STAGES):
+        return list(_RESNET_STAGES)
+    listed = getattr(network, "feature_info", None)
+    if isinstance(listed, list):
+        names = [str(info["module"]) for info in listed]
+        # Without the stem: one layer, not a stage.
+        names = [name for name in names if next(network.get_submodule(name).children(), None) is not None]
+        return [_mlp_of(network, name) for name in names]
+    if isinstance(blocks := getattr(getattr(network, "encoder", None), "layers", None), nn.Sequential):
+        return [_mlp_of(network, f"encoder.layers.{name}") for name, _ in blocks.named_children()]
+    sequences = {
+        name: part
+        for name, part in network.named_children()
+        if isinstance(part, (nn.Sequential, nn.ModuleList)) and len(part) >= _FEWEST_LAYERS
+    }
+    if not sequences:
+        return [name for name, _ in network.named_children()]
+    trunk = max(sequences, key=lambda name: len(sequences[name]))
+    return [f"{trunk}.{name}" for name, _ in sequences[trunk].named_children()]
+
+
+def _mlp_of(network: nn.Module, block: str) -> str:
+    return f"{block}.mlp" if isinstance(getattr(network.get_submodule(block), "mlp", None), nn.Module) else block
+
+
+def _places(network: nn.Module, outputs: Mapping[str, Any]) -> tuple[Place, ...]:
+    """Return the places after stages with maps or tokens: of layers with one resolution the last, of blocks all."""
+    channels_last = (
+        getattr(network, "output_fmt", "NCHW") == "NHWC" or type(network).__name__ == "SwinTransformer"
+    )  # torchvision's has no such attribute
+    found: list[tuple[Place, int]] = []
+    for name, output in outputs.items():
+        if output.ndim == 3:
+            found.append((Place(name, output.shape[2], "tokens"), 0))
+        elif output.ndim == 4 and channels_last:
+            found.append((Place(name, output.shape[3], "tokens"), output.shape[1]))
+        elif output.ndim == 4:
+            found.append((Place(name, output.shape[1], "maps"), output.shape[2]))
+    return tuple(
+        place
+        for position, (place, side) in enumerate(found)
+        if not side or position + 1 == len(found) or found[position + 1][1] < side
+    )

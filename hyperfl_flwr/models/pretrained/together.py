@@ -1,0 +1,199 @@
+"""Let several clients pass a shared, frozen body together, each with adapters of its own.
+
+A small batch costs nearly as much as a large one: the body's weights have to be read. Clients whose networks share a
+body therefore gain from one forward and one backward pass for all of them, on their batches one after another. Each
+client's training code stays as it is and runs in a thread of its own. At the body, forward or backward, a thread waits
+until all others wait there, too, or have ended; then one pass serves them all.
+
+Only one thread runs at any time, in a fixed order, so that results do not depend on the threads' timing.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+if TYPE_CHECKING:
+    from hyperfl_flwr.models.pretrained.network import PretrainedExtractor
+
+T = TypeVar("T")
+
+_HERE = threading.local()
+
+
+def current_member() -> "Member | None":
+    """Return the member whose thread this is; None outside of `run_together`."""
+    return getattr(_HERE, "member", None)
+
+
+@dataclass(eq=False)
+class _Pass:
+    """One forward pass of several members, kept for its backward pass.
+
+    Attributes:
+        features: The features of all members [B_1 + ... + B_K, F].
+        sizes: Batch sizes B_k.
+        leaves: The parameters of the adapters of each member.
+        waiting: Positions of the members without a backward pass so far.
+    """
+
+    features: Tensor
+    sizes: list[int]
+    leaves: list[list[Tensor]]
+    waiting: set[int]
+
+
+@dataclass(eq=False)
+class _Forward:
+    extractor: "PretrainedExtractor"
+    images: Tensor
+    parameters: list[Tensor]
+    has_gradient: bool
+
+
+@dataclass(eq=False)
+class _Backward:
+    origin: _Pass
+    position: int
+    gradient: Tensor
+
+
+class Member:
+    """One client's thread in `run_together`."""
+
+    def __init__(self, work: Callable[[], Any], num_threads: int) -> None:
+        self._work, self._num_threads = work, num_threads
+        self._turn, self._parked = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.request: _Forward | _Backward | None = None
+        self.answer: Any = None
+        self.result: Any = None
+        self.ended = False
+
+    def go_on(self) -> None:
+        """Let the thread run until it waits at the body or ends; called by `run_together`."""
+        if self._thread.ident is None:
+            self._thread.start()
+        else:
+            self._turn.release()
+        self._parked.acquire()
+
+    def wait(self, request: _Forward | _Backward) -> Any:  # noqa: ANN401 - what the request is answered with
+        """Wait for the answer to a request; called by the thread."""
+        self.request = request
+        self._parked.release()
+        self._turn.acquire()
+        answer, self.answer = self.answer, None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def features(self, extractor: "PretrainedExtractor", images: Tensor) -> Tensor:
+        """Return the features of images, from a pass together with the other members."""
+        features: Tensor = _Together.apply(self, extractor, images, *extractor.adapters.parameters())
+        return features
+
+    def _run(self) -> None:
+        _HERE.member = self
+        torch.set_num_threads(self._num_threads)  # OpenMP counts the threads of each thread
+        try:
+            # Backward passes on a GPU would otherwise run in one thread of torch's, in which members cannot wait.
+            with torch.autograd.set_multithreading_enabled(False):
+                self.result = self._work()
+        except Exception as error:  # noqa: BLE001 - a failing client must not stop the others
+            self.result = error
+        finally:
+            self.ended, self.request = True, None
+            self._parked.release()
+
+
+class _Together(torch.autograd.Function):
+    """Features of images, computed with the other members; the gradients of the adapters, too."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch's context
+        member: Member,
+        extractor: "PretrainedExtractor",
+        images: Tensor,
+        *adapters: Tensor,
+    ) -> Tensor:
+        has_gradient = any(ctx.needs_input_grad)
+        ctx.member = member
+        features, ctx.origin, ctx.position = member.wait(_Forward(extractor, images, list(adapters), has_gradient))
+        return features  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        return (None, None, None, *ctx.member.wait(_Backward(ctx.origin, ctx.position, gradient)))
+
+
+def run_together(works: Sequence[Callable[[], T]]) -> list[T | Exception]:
+    """Call functions, each in a thread of its own, that pass the bodies of their networks together.
+
+    Args:
+        works: The functions. Their networks share one body. They take no gradients of gradients and of images.
+
+    Returns:
+        For each function its result, or the error that ended it.
+    """
+    members = [Member(work, torch.get_num_threads()) for work in works]
+    active = list(members)
+    while active:
+        for member in active:
+            member.go_on()
+        active = [member for member in active if not member.ended]
+        waiting: dict[tuple[Any, ...], list[Member]] = {}
+        for member in active:
+            waiting.setdefault(_kind(member.request), []).append(member)
+        for (compute, *_), group in waiting.items():
+            _serve(compute, group)
+    return [member.result for member in members]
+
+
+def _kind(request: "_Forward | _Backward | None") -> tuple[Any, ...]:
+    """Return what serves a request, and what requests that are served together have in common."""
+    if isinstance(request, _Forward):
+        return _forward, request.has_gradient
+    if isinstance(request, _Backward):
+        return _backward, request.origin
+    raise TypeError(f"a member waits for nothing, got {request!r}")
+
+
+def _serve(compute: Callable[[list[Any]], list[Any]], members: Sequence[Member]) -> None:
+    """Answer the requests of some members together, with the error if there is one."""
+    try:
+        answers = compute([member.request for member in members])
+    except Exception as error:  # noqa: BLE001 - each member reports it
+        answers = [error] * len(members)
+    for member, answer in zip(members, answers, strict=True):
+        member.request, member.answer = None, answer
+
+
+def _forward(requests: list[_Forward]) -> list[tuple[Tensor, _Pass, int]]:
+    leaves = [[value.detach().requires_grad_(each.has_gradient) for value in each.parameters] for each in requests]
+    sizes = [len(each.images) for each in requests]
+    extractor = requests[0].extractor
+    with torch.set_grad_enabled(requests[0].has_gradient):
+        images = torch.cat([each.images for each in requests])
+        features = extractor.body_features(images, sizes, leaves)
+    origin = _Pass(features, sizes, leaves, set(range(len(requests))))
+    parts = torch.split(features.detach(), sizes)
+    return [(part.clone(), origin, position) for position, part in enumerate(parts)]
+
+
+def _backward(requests: list[_Backward]) -> list[list[Tensor]]:
+    origin = requests[0].origin
+    gradient = torch.zeros_like(origin.features)
+    parts = torch.split(gradient, origin.sizes)
+    for each in requests:
+        parts[each.position].copy_(each.gradient)
+        origin.waiting.discard(each.position)
+    wanted = [leaf for each in requests for leaf in origin.leaves[each.position]]
+    found = iter(torch.autograd.grad(origin.features, wanted, gradient, retain_graph=bool(origin.waiting)))
+    return [[next(found) for _ in origin.leaves[each.position]] for each in requests]

@@ -1,0 +1,129 @@
+"""Weights of pre-trained bodies: where this process takes them from, their hash, and the bodies that share them.
+
+A run's setting `lpm.weights` says where they come from: `auto`, the download of torchvision or timm, or a file. Server
+and nodes compare the weights by their hash, so that all adapters belong to one body.
+"""
+
+import copy
+import hashlib
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.models.pretrained.bodies import download, with_values
+from hyperfl_flwr.models.pretrained.names import Body
+
+AUTO = "auto"
+"""Weights that the body's library downloads, or has downloaded before."""
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedBody:
+    """A frozen body with its weights; all networks of a process share it.
+
+    Attributes:
+        network: The body on the CPU, in evaluation mode.
+        sha256: Hash of its weights.
+    """
+
+    network: nn.Module
+    sha256: str
+
+
+class _Source:
+    """Where this process takes weights from, see `choose`."""
+
+    given: str = AUTO
+
+
+def choose(source: str) -> None:
+    """Choose where this process takes the weights of pre-trained bodies from.
+
+    Args:
+        source: `auto`, or the absolute path of a file: a state dict with the names of torchvision or timm, written by
+            `torch.save` or by safetensors.
+    """
+    _Source.given = source
+
+
+def load_body(body: Body) -> LoadedBody:
+    """Return a body with the weights that `choose` names; a process loads them once.
+
+    Raises:
+        ConfigError: If they cannot be downloaded or read, or are those of another network.
+    """
+    if _Source.given == AUTO:
+        return _downloaded(body)
+    path = Path(_Source.given)
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise _problem(body, f"{path} cannot be read: {error.strerror}; give the path of an existing file") from None
+    return _read(body, path, (status.st_size, status.st_mtime_ns))
+
+
+@lru_cache(maxsize=4)
+def body_on(body: LoadedBody, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """Return a body's network on a device and in a floating-point type; networks there share it."""
+    network = body.network
+    if device.type == "cpu" and dtype == torch.float32:
+        return network
+    return copy.deepcopy(network).to(device, dtype)
+
+
+@lru_cache(maxsize=4)
+def _downloaded(body: Body) -> LoadedBody:
+    try:
+        return _hashed(download(body))
+    except ValueError as error:
+        raise _problem(body, f"{error}; give a file instead") from None
+    except OSError as error:
+        advice = "give a file with --set lpm.weights=FILE, or check the network"
+        raise _problem(body, f"the download of {body} failed: {error}; {advice}") from None
+
+
+@lru_cache(maxsize=4)
+def _read(body: Body, path: Path, _signature: tuple[int, int]) -> LoadedBody:
+    """Load a body from a file; the signature makes a changed file another one."""
+    try:
+        return _hashed(with_values(body, _state_dict(path)))
+    except (ValueError, OSError) as error:
+        advice = "give a state dict with the names of torchvision or timm"
+        raise _problem(body, f"{path} does not have its weights: {error}; {advice}") from None
+
+
+def _state_dict(path: Path) -> Mapping[str, Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        with warnings.catch_warnings(action="ignore"):  # of torch, about files that it then cannot read
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # noqa: BLE001 - torch raises errors of any type for damaged files
+        raise ValueError(f"it is damaged, or holds more than tensors ({type(error).__name__})") from None
+    # Training scripts save the state dict among other things.
+    for key in ("state_dict", "model"):
+        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+            found = found[key]
+    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise ValueError("it is no state dict, names with tensors")
+    return {str(name): value for name, value in found.items()}
+
+
+def _hashed(network: nn.Module) -> LoadedBody:
+    total = hashlib.sha256()
+    for name, value in sorted(network.state_dict().items()):
+        if not name.endswith("num_batches_tracked"):
+            total.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+            total.update(value.contiguous().numpy().data)
+    return LoadedBody(network, total.hexdigest())
+
+
+def _problem(body: Body, text: str) -> ConfigError:
+    return ConfigError(f"lpm.weights = {_Source.given}, for {body}: {text}")
