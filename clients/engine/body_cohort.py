@@ -31,8 +31,8 @@ class BodyCohort:
             member.context.config.target, tuple(data.train_images.shape[1:]), data.num_classes
         )
         batch = min(member.steps.batch_size, len(data.train_labels))
-        parameters = sum(value.numel() for part in member.groups.values() for value in part.state_dict().values())
-        return BYTES * (COPIES * parameters + batch * target.extractor.activations)
+        parameters: int = sum(value.numel() for part in member.groups.values() for value in part.state_dict().values())
+        return BYTES * (COPIES * parameters + batch * int(target.extractor.plan.activations))
 
     def train(self, members: Sequence[tuple[object, np.random.Generator]]) -> list[dict[str, float] | Exception]:
         """Train the clients together, see `CohortTraining`."""

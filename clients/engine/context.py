@@ -105,7 +105,7 @@ def keep_model(
             mean=tuple(context.mean),
             std=tuple(context.std),
             classes=context.classes,
-            body=body_hash(context.config.target),
+            body=body_hash(context.config.target, context.config.lpm.weights),
         ),
         tensors={name: value.detach().cpu().numpy() for name, value in tensors.items()},
     )

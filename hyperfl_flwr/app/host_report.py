@@ -19,7 +19,7 @@ from hyperfl_flwr.data.dataset import Dataset, Split
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.data.registry import DATASETS
 from hyperfl_flwr.models.custom.source import digest_of
-from hyperfl_flwr.models.provenance import network_hash, use_weights
+from hyperfl_flwr.models.provenance import network_hash
 
 
 def report(settings: Mapping[str, Scalar]) -> dict[str, str]:
@@ -42,8 +42,7 @@ def report(settings: Mapping[str, Scalar]) -> dict[str, str]:
         found["data-sets"] = ",".join(present_data_sets(Path(str(settings["data-root"]))))
     else:
         config = RunConfig.from_flat(settings)
-        use_weights(config.lpm.weights)
-        found["network"] = network_hash(config.target)
+        found["network"] = network_hash(config.target, config.lpm.weights)
         found["device"] = resolve_device(config.device).type
         found["data"] = data_digest(load_federated_data(config.data_settings()).dataset)
     return found

@@ -80,7 +80,7 @@ def check_run(config: RunConfig, input_shape: tuple[int, ...], num_classes: int)
         ConfigError: Naming the setting and what is wrong with it.
     """
     for name in dict.fromkeys(config.targets):
-        check_target(name, client_of(config.method), config.method, input_shape, num_classes)
+        check_target(name, client_of(config.method), config, input_shape, num_classes)
     _check_novel(config, input_shape)
     _check_audit(config)
     check_privacy(config, input_shape, num_classes)

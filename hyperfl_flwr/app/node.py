@@ -200,7 +200,7 @@ class NodeApp:
             "versions": [f"{name} {version}" for name, version in shared_versions().items()],
             **data_properties(data, self.clients, simulated=self.simulated),
         }
-        if found := network_hash(self.config.target):
+        if found := network_hash(self.config.target, self.config.lpm.weights):
             build_target(
                 self.config.target, data.dataset.input_shape, data.dataset.num_classes
             )  # raises if the network does not fit

@@ -100,11 +100,11 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
         path = Path(config.output) if config.output else Path.home() / "hyperfl-runs" / _name(config, roster)
         refuse_used_directory(path)  # before the nodes load their data
         federation = roster.gather()
-        refuse_other_source(federation, config.target)
+        refuse_other_source(federation, config.target, config.lpm.weights)
         check_run(config, federation.input_shape, federation.num_classes)
         check_nodes(config, federation.num_nodes, sum(bool(node.clients) for node in federation.nodes))
         directory = RunDirectory.create(path)
-        chosen, model = _resolution(config, roster), model_facts(config.target)
+        chosen, model = _resolution(config, roster), model_facts(config.target, config.lpm.weights)
         document = manifest.new(config.flat(), chosen, roster, model, hosts=cluster_hosts())
         directory.write_json("manifest.json", document)
         keep_model(config.target, directory.path)
@@ -114,9 +114,9 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
         try:
             last_round = resume_round(config, resolved(config), keeps_state=bool(client_of(config.method).private))
             federation = roster.gather(resumed=True)
-            refuse_other_source(federation, config.target)
+            refuse_other_source(federation, config.target, config.lpm.weights)
             refuse_other_nodes(read_manifest(directory.path), roster.num_nodes)
-            refuse_other_model(read_manifest(directory.path), config.target)
+            refuse_other_model(read_manifest(directory.path), config.target, config.lpm.weights)
             check_run(config, federation.input_shape, federation.num_classes)
             check_nodes(config, federation.num_nodes, sum(bool(node.clients) for node in federation.nodes))
         except BaseException:

@@ -1,6 +1,7 @@
 """Refuse target networks that do not fit a run's data or its method."""
 
 from clients.engine.base import BaseClient
+from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.models.custom.checks import check_custom
 from hyperfl_flwr.models.custom.source import is_factory
@@ -13,14 +14,14 @@ _EXTRACTORS = frozenset({"extractor", "hypernetwork"})
 
 
 def check_target(
-    name: str, client: type[BaseClient], method: str, input_shape: tuple[int, ...], num_classes: int
+    name: str, client: type[BaseClient], config: RunConfig, input_shape: tuple[int, ...], num_classes: int
 ) -> None:
     """Refuse a target network that cannot take the data, that the method cannot train, or that lacks its weights.
 
     Args:
         name: Name of the target network.
         client: The client's side of the method.
-        method: The method's name.
+        config: The run's settings.
         input_shape: Shape of a sample: (channels, height, width), or (D,) of feature vectors.
         num_classes: Number of classes.
 
@@ -33,14 +34,14 @@ def check_target(
         raise ConfigError(f"{error}; choose another target or other data") from None
     if is_factory(name):
         check_custom(name, input_shape, num_classes)
-    body_hash(name)  # raises if there are no weights
+    body_hash(name, config.lpm.weights)  # raises if there are no weights
     if has_statistics(target) and client.is_generated:
         raise ConfigError(
             f"target = {name} has running statistics (BatchNorm), which a hypernetwork cannot generate; "
-            f"with {method} take cnn, lenet, mlp or mlp-500"
+            f"with {config.method} take cnn, lenet, mlp or mlp-500"
         )
     if not _EXTRACTORS.isdisjoint((*client.shared, *client.private)) and not list(target.extractor.parameters()):
         raise ConfigError(
-            f"target = {name} has no parameters but those of its classifier, and {method} trains the others "
+            f"target = {name} has no parameters but those of its classifier, and {config.method} trains the others "
             f"separately; take a target with adapters, or a method for whole models such as fedavg or local"
         )

@@ -77,7 +77,7 @@ def check_resume(config: RunConfig) -> dict[str, Any]:
     """
     path = Path(config.resume)
     manifest = read_manifest(path)
-    refuse_other_model(manifest, config.target)
+    refuse_other_model(manifest, config.target, config.lpm.weights)
     RunDirectory(path).close()  # raises if another process is writing there
     resume_round(config, resolved(config), keeps_state=bool(client_of(config.method).private))
     return manifest

@@ -85,9 +85,9 @@ def build_encoder(target: str, input_shape: Sequence[int], embedding_dim: int, p
     For a convolutional target: its convolutions, a linear layer of 200 units with its activation, pooling,
     standardisation, its linear layers with their activations, and a linear layer to the descriptor. For `mlp` and
     `mlp-500`, which also take feature vectors [n, D]: three linear layers of 500 units with ReLU, pooling and
-    standardisation after the first, and a linear layer to the descriptor. For a user-supplied target and one on a pre-trained body: its extractor
-    without dropout, a linear layer of 200 units with ReLU, pooling, standardisation, another linear layer of 200 units
-    with ReLU, and a linear layer to the descriptor.
+    standardisation after the first, and a linear layer to the descriptor. For a user-supplied target and one on a
+    pre-trained body: its extractor without dropout, a linear layer of 200 units with ReLU, pooling, standardisation,
+    another linear layer of 200 units with ReLU, and a linear layer to the descriptor.
 
     Args:
         target: Name of the target network, see `hyperfl_flwr.models.targets.build_target`.

@@ -60,8 +60,12 @@ def use_weights(weights: str) -> None:
     choose(weights)
 
 
-def model_facts(target: str) -> dict[str, Any]:
+def model_facts(target: str, weights: str) -> dict[str, Any]:
     """Return a manifest's entry `model`, with the hash of the source or of the weights; empty for other targets.
+
+    Args:
+        target: Value of the setting `target`.
+        weights: Value of the setting `lpm.weights`; empty for what this process uses.
 
     Raises:
         ConfigError: If the weights of a pre-trained body cannot be loaded.
@@ -70,7 +74,7 @@ def model_facts(target: str) -> dict[str, Any]:
         from hyperfl_flwr.models.pretrained.weights import load_body
 
         body = parse(target).body
-        return {"model": {"body": str(body), "sha256": load_body(body).sha256}}
+        return {"model": {"body": str(body), "sha256": load_body(body, weights).sha256}}
     source = custom_source.source_of(target) if is_factory(target) else None
     if source is None:
         return {}
@@ -82,22 +86,30 @@ def model_facts(target: str) -> dict[str, Any]:
     return {"model": facts}
 
 
-def network_hash(target: str) -> str:
+def network_hash(target: str, weights: str) -> str:
     """Return the SHA-256 of a network's source or of its body's weights; an empty text for other targets.
+
+    Args:
+        target: Value of the setting `target`.
+        weights: Value of the setting `lpm.weights`; empty for what this process uses.
 
     Raises:
         ConfigError: If the weights of a pre-trained body cannot be loaded.
     """
-    return str(model_facts(target).get("model", {}).get("sha256", ""))
+    return str(model_facts(target, weights).get("model", {}).get("sha256", ""))
 
 
-def body_hash(target: str) -> str:
+def body_hash(target: str, weights: str = "") -> str:
     """Return the SHA-256 of the weights of a target's pre-trained body; an empty text for other targets.
+
+    Args:
+        target: Value of the setting `target`.
+        weights: Value of the setting `lpm.weights`; empty for what this process uses.
 
     Raises:
         ConfigError: If the weights cannot be loaded.
     """
-    return network_hash(target) if is_pretrained(target) else ""
+    return network_hash(target, weights) if is_pretrained(target) else ""
 
 
 def recorded_body(manifest: Mapping[str, Any]) -> str:
@@ -137,14 +149,19 @@ def keep_model(target: str, folder: Path) -> None:
         custom_source.copy(source, folder / MODEL)
 
 
-def refuse_other_model(manifest: Mapping[str, Any], target: str) -> None:
+def refuse_other_model(manifest: Mapping[str, Any], target: str, weights: str) -> None:
     """Check that a run is resumed with the network's source, or the body's weights, that it started with.
+
+    Args:
+        manifest: The run's manifest.
+        target: Value of the setting `target`.
+        weights: Value of the setting `lpm.weights`.
 
     Raises:
         RunDirectoryError: If they have changed.
         ConfigError: If the weights of a pre-trained body cannot be loaded.
     """
-    if manifest.get("model", {}).get("sha256", "") == network_hash(target):
+    if manifest.get("model", {}).get("sha256", "") == network_hash(target, weights):
         return
     if is_pretrained(target):
         raise RunDirectoryError(

@@ -17,6 +17,8 @@ from hyperfl_flwr.models.custom.network import CustomTarget
 from hyperfl_flwr.models.custom.source import is_factory
 from hyperfl_flwr.models.layers.dropout import Dropout
 from hyperfl_flwr.models.model_spec import TargetRecipe
+from hyperfl_flwr.models.pretrained.network import PretrainedExtractor, PretrainedTarget
+from hyperfl_flwr.models.pretrained.script import ARGUMENT, constants, extractor_source
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.models.targets import ChannelsLast
 
@@ -43,7 +45,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-INPUT_SHAPE = {shape}
+{constants}INPUT_SHAPE = {shape}
 MEAN = {mean}
 STD = {std}
 CLASSES = {classes}
@@ -72,7 +74,7 @@ def predict(model, samples):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+{argument}    if len(sys.argv) > 1:
         import numpy
 
         array = numpy.load(sys.argv[1], allow_pickle=False)
@@ -212,6 +214,8 @@ def script(recipe: TargetRecipe, parameters: str = PARAMETERS) -> str:
         strict=", strict=False" if isinstance(target, CustomTarget) else "",  # the file lacks counters and constants
         classifier=f"Linear({target.classifier.extra_repr()})",
         range=_range(recipe),
+        constants=constants(target.extractor.name.body, recipe.body) if isinstance(target, PretrainedTarget) else "",
+        argument=ARGUMENT if isinstance(target, PretrainedTarget) else "",
     )
 
 
@@ -224,6 +228,8 @@ def _extractor(name: str, target: Target, stem: str) -> str:
         return _IMPORT_FACTORY.format(
             folder=source_folder(stem), module=module, factory=factory, parent=parent, leaf=leaf
         )
+    if isinstance(extractor, PretrainedExtractor):
+        return extractor_source(extractor)
     if name == "resnet18":
         return _RESNET.format(first=extractor.get_submodule("conv1"))
     if not isinstance(extractor, nn.Sequential):

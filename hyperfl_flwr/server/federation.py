@@ -241,14 +241,19 @@ def _misfit(node: Node, found: Agreement, num_clients: int) -> str:
     return ""
 
 
-def refuse_other_source(federation: Federation, target: str) -> None:
+def refuse_other_source(federation: Federation, target: str, weights: str) -> None:
     """Check that all nodes have the same source of the network, or weights of its body, as the server.
+
+    Args:
+        federation: The nodes.
+        target: Value of the setting `target`.
+        weights: Value of the setting `lpm.weights` of the server.
 
     Raises:
         RunFailedError: If some have others; the message names them.
         ConfigError: If the server cannot load the weights.
     """
-    own = network_hash(target)
+    own = network_hash(target, weights)
     if others := [node.partition for node in federation.nodes if node.properties.get("model", own) != own]:
         if is_pretrained(target):
             raise RunFailedError(

@@ -149,10 +149,10 @@ def test_a_run_says_whose_network_it_trained_and_keeps_it(
     import own_networks
 
     assert (run / "model" / "own_networks.py").read_bytes() == Path(own_networks.__file__).read_bytes()
-    refuse_other_model(manifest, "own_networks:build")
+    refuse_other_model(manifest, "own_networks:build", "auto")
     monkeypatch.setattr("hyperfl_flwr.models.custom.source.digest_of", lambda _: "another")
     with pytest.raises(RunDirectoryError, match="the source of own_networks:build has changed"):
-        refuse_other_model(manifest, "own_networks:build")
+        refuse_other_model(manifest, "own_networks:build", "auto")
     assert "model" not in read_manifest(federate("fedavg"))
 
 
@@ -216,8 +216,8 @@ def test_a_node_keeps_the_source_beside_its_models(federate: Federate, tmp_path:
 def test_a_node_with_another_source_is_refused(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second node reports another source hash, and the run fails."""
     hashes = iter(["same", "other", "same"])  # two nodes answer the handshake, then the server compares
-    monkeypatch.setattr("hyperfl_flwr.app.node.network_hash", lambda _: next(hashes))
-    monkeypatch.setattr("hyperfl_flwr.server.federation.network_hash", lambda _: next(hashes))
+    monkeypatch.setattr("hyperfl_flwr.app.node.network_hash", lambda *_: next(hashes))
+    monkeypatch.setattr("hyperfl_flwr.server.federation.network_hash", lambda *_: next(hashes))
     with pytest.raises(RunFailedError, match=r"the nodes \[1\] have another source of own_networks:build"):
         federate("fedavg", target="own_networks:build")
 

@@ -1,5 +1,9 @@
 """All methods train adapters in a pre-trained body as they train other networks."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,12 +12,20 @@ import numpy as np
 import pytest
 import timm
 import torch
-from federations import Federate, last_checkpoint
+from federations import Call, Federate, last_checkpoint, outcome
 from safetensors.torch import save_file
 
-from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.config.node_config import NodeConfig
+from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
 from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.metrics.predictions import predict
 from hyperfl_flwr.models.provenance import use_weights
+from hyperfl_flwr.models.standalone import read_model
+from hyperfl_flwr.results.export import model_of_run, write_exported
+from hyperfl_flwr.runs.run_directory import read_manifest
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 TARGET = "lpm:timm/test_resnet@32"
 
@@ -53,3 +65,85 @@ def test_every_method(method: str, federate: Federate, weights: Path) -> None:
     if method not in NOISY:
         for key, values in together.items():
             np.testing.assert_allclose(values, alone[key], rtol=1e-3, atol=1e-4, err_msg=key)
+
+
+def test_what_is_exported(federate: Federate, weights: Path, tmp_path: Path) -> None:
+    """Adapters, classifier and the body's hash; the script without this package predicts as the run's model does."""
+    run = federate("hyperfl", **settings(weights))
+    model = model_of_run(run, 1)
+    facts = read_manifest(run)["model"]
+    assert facts == {"body": "timm/test_resnet@32", "sha256": model.recipe.body}
+    assert {name.split(".")[1] for name in model.tensors if name.startswith("extractor")} == {"adapters"}
+    write_exported(model, tmp_path / "model.safetensors")
+    assert json.loads((tmp_path / "model.json").read_text())["body"] == facts["sha256"]
+
+    samples = np.random.default_rng(0).random((5, 1, 8, 8), dtype=np.float32)
+    np.save(tmp_path / "samples.npy", samples)
+    command = [sys.executable, str(tmp_path / "use_model.py"), str(tmp_path / "samples.npy"), str(weights)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": ""})
+    recipe, tensors = read_model(tmp_path / "model.safetensors")
+    np.savez(tmp_path / "samples.npz", images=(255 * samples).astype(np.uint8))
+    use_weights(str(weights))
+    target = recipe.new_target()
+    target.load_state_dict(tensors, assign=True)
+    normalised = (torch.tensor(samples) - torch.tensor(recipe.mean)) / torch.tensor(recipe.std)
+    confidences = target.eval()(normalised).softmax(1).detach().max(1).values
+    printed = [float(line.split()[1]) for line in done.stdout.splitlines()]
+    np.testing.assert_allclose(printed, confidences, atol=2e-6)
+
+    other = tmp_path / "other.safetensors"
+    torch.manual_seed(1)
+    save_file(timm.create_model("test_resnet").state_dict(), other)
+    done = subprocess.run([*command[:-1], str(other)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "not those of the training" in done.stderr
+    use_weights(str(other))
+    with pytest.raises(ConfigError, match="was trained with the weights"):
+        predict(tensors, recipe, tmp_path / "samples.npz", torch.device("cpu"))
+
+
+def test_a_run_is_resumed_with_its_weights(federate: Federate, weights: Path, tmp_path: Path) -> None:
+    whole = federate("fedrep", **settings(weights))
+    run = federate("fedrep", **settings(weights, **{"num-rounds": 1}))
+    elsewhere = tmp_path / "elsewhere.safetensors"
+    elsewhere.write_bytes(weights.read_bytes())
+    changes = settings(elsewhere, resume=str(run), output="")
+    assert outcome(federate("fedrep", **changes))["arrays"] == outcome(whole)["arrays"]
+    torch.manual_seed(1)
+    save_file(timm.create_model("test_resnet").state_dict(), elsewhere)
+    with pytest.raises(RunDirectoryError, match="with the weights that it started with"):
+        federate("fedrep", **changes, **{"num-rounds": 3})
+
+
+def test_nodes_and_server_compare_weights(federate: Federate, weights: Path, tmp_path: Path) -> None:
+    """A node's owner gives the file; a node with others is refused, and the run's file is read by no owner's node."""
+    other = tmp_path / "other.safetensors"
+    torch.manual_seed(1)
+    save_file(timm.create_model("test_resnet").state_dict(), other)
+    owner = {"lpm-weights": str(other)}
+    with pytest.raises(RunFailedError, match=r"nodes \[0, 1\] have other weights of lpm:timm/test_resnet@32"):
+        federate("fedavg", grid=lambda number, flat: InProcessGrid(app, number, flat, owner), **settings(weights))
+    config = NodeConfig.of({"partition-id": 0, "num-partitions": 2})
+    flat = default_settings() | settings(weights)
+    assert config.applied_to(flat).lpm.weights == "auto"
+    assert NodeConfig.of(owner).applied_to(flat).lpm.weights == str(other)
+    assert NodeConfig.of({"simulated": True}).applied_to(flat).lpm.weights == str(weights)
+
+
+def test_what_a_method_cannot_train(federate: Federate, weights: Path) -> None:
+    """Without adapters there is nothing to generate; FedAvg and local training train the classifier."""
+    fixed = {"target": "lpm-fixed:timm/test_resnet@32", "lpm.weights": str(weights)}
+    for method in ("hyperfl", "hyperfl-frozen", "fedrep", "pfedhn-pc", "lg-fedavg"):
+        with pytest.raises(ConfigError, match="has no parameters but those of its classifier"):
+            federate(method, **fixed)
+    arrays, _ = last_checkpoint(federate("fedavg", **fixed))
+    assert set(arrays) == {"model/classifier.weight", "model/classifier.bias"}
+
+
+def test_missing_weights_stop_the_command(tmp_path: Path, call: Call) -> None:
+    """It says so in one line before anything is written."""
+    words = ("--set", f"target={TARGET}", "--set", f"lpm.weights={tmp_path / 'none.pth'}", "--output", tmp_path / "run")
+    code, _, problem = call("run", *words)
+    assert code == 2
+    assert "none.pth cannot be read: No such file or directory; give the path of an existing file" in problem
+    assert not (tmp_path / "run").exists()

@@ -82,7 +82,7 @@ class TokenAdapter(nn.Module, SelfInitialised):
 
     def draw_values(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Return torch's defaults for the linear layers, and a small scale of the normalisation."""
-        values = {}
+        values: dict[str, Tensor] = {}
         for part in ("down", "up"):
             drawn = ordinary_parameters(self.get_submodule(part), generator)
             values |= {f"{part}.{name}": value for name, value in drawn.items()}

@@ -54,12 +54,14 @@ class BodyPlan:
         places: Places of the adapters, from the input to the output.
         features: Number F of features that the body computes of an image.
         side: Images are resized to this number of pixels per side; None for images that keep their size.
+        is_sized: Whether the library builds the network for this size.
         activations: Number of values that the layers of the body compute of an image.
     """
 
     places: tuple[Place, ...]
     features: int
     side: int | None
+    is_sized: bool
     activations: int
 
 
@@ -93,7 +95,9 @@ def plan_body(body: Body, image: tuple[int, int]) -> BodyPlan:
         raise ValueError(f"no stages or blocks were found in {body}, after which adapters could be; take another one")
     leaves = [name for name, layer in network.named_modules() if next(layer.children(), None) is None]
     sizes = [output.numel() // _BATCH for output in map(outputs.get, leaves) if isinstance(output, Tensor)]
-    return BodyPlan(places=places, features=features.shape[1], side=side, activations=sum(sizes))
+    return BodyPlan(
+        places=places, features=features.shape[1], side=side, is_sized=bool(_size(body)), activations=sum(sizes)
+    )
 
 
 def input_side(body: Body) -> int | None:
@@ -186,10 +190,7 @@ def _timm_config(model: str) -> Mapping[str, Any]:
 
 
 def _timm_network(body: Body, *, pretrained: bool = False) -> nn.Module:
-    config, sized = _timm_config(body.model), {}
-    if isinstance(body.side, int) and config.get("fixed_input_size"):
-        sized = {"img_size": body.side}
-    network: nn.Module = _timm().create_model(body.model, pretrained=pretrained, num_classes=0, **sized)
+    network: nn.Module = _timm().create_model(body.model, pretrained=pretrained, num_classes=0, **_size(body))
     return network
 
 
@@ -197,9 +198,17 @@ def _torchvision_network(body: Body) -> nn.Module:
     from torchvision import models  # deferred: it takes a second, which other targets do not need
 
     _check_torchvision(body.model)
-    sized = {"image_size": body.side} if isinstance(body.side, int) and body.model.startswith("vit_") else {}
-    network: nn.Module = models.get_model(body.model, weights=None, **sized)
+    network: nn.Module = models.get_model(body.model, weights=None, **_size(body))
     return network
+
+
+def _size(body: Body) -> dict[str, int]:
+    """Return the arguments with which the library builds the network for images of the body's size."""
+    if not isinstance(body.side, int):
+        return {}
+    if body.library == "timm":
+        return {"img_size": body.side} if _timm_config(body.model).get("fixed_input_size") else {}
+    return {"image_size": body.side} if body.model.startswith("vit_") else {}
 
 
 def _torchvision_weights(model: str) -> Any:  # noqa: ANN401 - torchvision's enumeration of this network's weights
@@ -218,8 +227,9 @@ def _check_torchvision(model: str) -> None:
 
 def _take_off_classifier(network: nn.Module, body: Body) -> str:
     """Replace the last layer with parameters, which must be linear, by an identity, and return its name."""
-    layers = [(name, layer) for name, layer in network.named_modules() if list(layer.parameters(recurse=False))]
-    name, last = layers[-1]
+    with_parameters = [name for name, layer in network.named_modules() if list(layer.parameters(recurse=False))]
+    name = str(with_parameters[-1])
+    last = network.get_submodule(name)
     if not isinstance(last, nn.Linear):
         raise ValueError(f"the last layer of {body} is no linear classifier; take another network")
     parent, _, leaf = name.rpartition(".")
@@ -237,10 +247,11 @@ def _fitted(network: nn.Module, body: Body, values: Mapping[str, Tensor]) -> Map
         if convert is not None:
             converted: Mapping[str, Tensor] = convert(dict(values), network)
             return converted
-    elif body.model.startswith("vit_") and isinstance(body.side, int) and "encoder.pos_embedding" in values:
+    elif (size := _size(body)) and "encoder.pos_embedding" in values:
         from torchvision.models.vision_transformer import interpolate_embeddings
 
-        resized: Mapping[str, Tensor] = interpolate_embeddings(body.side, int(network.patch_size), dict(values))  # type: ignore[arg-type]
+        patch = int(network.get_submodule("conv_proj").kernel_size[0])  # type: ignore[index]
+        resized: Mapping[str, Tensor] = interpolate_embeddings(size["image_size"], patch, dict(values))
         return resized
     return values
 

@@ -7,7 +7,7 @@ batch do not affect each other, and nothing but parameters has to be averaged.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from hyperfl_flwr.models.pretrained.together import current_member
 from hyperfl_flwr.models.pretrained.weights import body_on, load_body
 from hyperfl_flwr.models.target import Target
 
-_PROJECTION_SEED = 0
+PROJECTION_SEED = 0
 """Seed of a constant projection; one for all runs, since it is a part of the network like the body."""
 
 
@@ -33,14 +33,14 @@ class PretrainedExtractor(nn.Module, SelfInitialised):
 
     Grey images get three equal channels. The weights of the body are loaded at the first forward pass.
 
-    Args:
+    Attributes:
         name: What the target's name means.
         plan: The body's shapes.
     """
 
     def __init__(self, name: PretrainedName, plan: BodyPlan) -> None:
         super().__init__()
-        self._name, self._plan = name, plan
+        self.name, self.plan = name, plan
         places = plan.places if name.adapters else ()
         self.adapters = nn.ModuleList(ADAPTERS[place.layout](place.channels) for place in places)
         if name.trains_projection:
@@ -49,12 +49,7 @@ class PretrainedExtractor(nn.Module, SelfInitialised):
     @property
     def num_features(self) -> int:
         """Number F of features."""
-        return self._name.projection or self._plan.features
-
-    @property
-    def activations(self) -> int:
-        """Number of values that the layers of the body compute of an image."""
-        return self._plan.activations
+        return self.name.projection or self.plan.features
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the features [B, F] of normalised images [B, C, H, W] with one or three channels."""
@@ -74,10 +69,10 @@ class PretrainedExtractor(nn.Module, SelfInitialised):
         Returns:
             Features [B_1 + ... + B_K, F], before a projection.
         """
-        body = body_on(load_body(self._name.body), images.device, images.dtype)
+        body = body_on(load_body(self.name.body), images.device, images.dtype)
         remaining = [list(of_client) for of_client in values]
         hooks = []
-        for place, adapter in zip(self._plan.places, self.adapters, strict=False):
+        for place, adapter in zip(self.plan.places, self.adapters, strict=False):
             names = [name for name, _ in adapter.named_parameters()]
             of_clients = [dict(zip(names, part, strict=False)) for part in remaining]
             remaining = [part[len(names) :] for part in remaining]
@@ -96,7 +91,7 @@ class PretrainedExtractor(nn.Module, SelfInitialised):
         for number, adapter in enumerate(self.adapters):
             assert isinstance(adapter, SelfInitialised)
             values |= {f"adapters.{number}.{name}": value for name, value in adapter.draw_values(generator).items()}
-        if self._name.trains_projection:
+        if self.name.trains_projection:
             drawn = ordinary_parameters(self.projection, generator)
             values |= {f"projection.{name}": value for name, value in drawn.items()}
         return values
@@ -105,18 +100,18 @@ class PretrainedExtractor(nn.Module, SelfInitialised):
         """Return images with three channels, in the size of the body."""
         if images.shape[1] == 1:
             images = images.expand(-1, 3, -1, -1)
-        side = self._plan.side
+        side = self.plan.side
         if side and images.shape[2:] != (side, side):
             images = functional.interpolate(images, size=(side, side), mode="bilinear", align_corners=False)
         return images
 
     def _projected(self, features: Tensor) -> Tensor:
-        if not self._name.projection:
+        if not self.name.projection:
             return features
-        if self._name.trains_projection:
+        if self.name.trains_projection:
             projected: Tensor = self.projection(features)
             return projected
-        shape = (self._name.projection, self._plan.features)
+        shape = (self.name.projection, self.plan.features)
         return functional.linear(features, *_constant_projection(shape, features.device, features.dtype))
 
 
@@ -164,7 +159,7 @@ def build_pretrained(name: str, input_shape: tuple[int, ...], num_classes: int) 
 
 
 def _adapting(
-    adapter: nn.Module, sizes: Sequence[int], values: Sequence[Mapping[str, Tensor]]
+    adapter: nn.Module, sizes: Sequence[int], values: Sequence[dict[str, Tensor]]
 ) -> Callable[[nn.Module, Any, Tensor], Tensor]:
     """Return a hook that replaces the output of a stage by what the adapters of the clients make of their parts."""
 
@@ -179,5 +174,5 @@ def _adapting(
 @functools.lru_cache(maxsize=8)
 def _constant_projection(shape: tuple[int, int], device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     layer = nn.Linear(shape[1], shape[0], device="meta")
-    drawn = ordinary_parameters(layer, torch_generator(_PROJECTION_SEED, "projection"))
+    drawn = ordinary_parameters(layer, torch_generator(PROJECTION_SEED, "projection"))
     return drawn["weight"].to(device, dtype), drawn["bias"].to(device, dtype)

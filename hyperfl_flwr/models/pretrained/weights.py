@@ -53,19 +53,25 @@ def choose(source: str) -> None:
     _Source.given = source
 
 
-def load_body(body: Body) -> LoadedBody:
-    """Return a body with the weights that `choose` names; a process loads them once.
+def load_body(body: Body, source: str = "") -> LoadedBody:
+    """Return a body with its weights; a process loads them once.
+
+    Args:
+        body: The body.
+        source: Where the weights come from, see `choose`; empty for what this process has chosen.
 
     Raises:
         ConfigError: If they cannot be downloaded or read, or are those of another network.
     """
-    if _Source.given == AUTO:
+    source = source or _Source.given
+    if source == AUTO:
         return _downloaded(body)
-    path = Path(_Source.given)
+    path = Path(source)
     try:
         status = path.stat()
     except OSError as error:
-        raise _problem(body, f"{path} cannot be read: {error.strerror}; give the path of an existing file") from None
+        advice = "give the path of an existing file"
+        raise _problem(body, source, f"{path} cannot be read: {error.strerror}; {advice}") from None
     return _read(body, path, (status.st_size, status.st_mtime_ns))
 
 
@@ -83,10 +89,10 @@ def _downloaded(body: Body) -> LoadedBody:
     try:
         return _hashed(download(body))
     except ValueError as error:
-        raise _problem(body, f"{error}; give a file instead") from None
+        raise _problem(body, AUTO, f"{error}; give a file instead") from None
     except OSError as error:
         advice = "give a file with --set lpm.weights=FILE, or check the network"
-        raise _problem(body, f"the download of {body} failed: {error}; {advice}") from None
+        raise _problem(body, AUTO, f"the download of {body} failed: {error}; {advice}") from None
 
 
 @lru_cache(maxsize=4)
@@ -96,7 +102,7 @@ def _read(body: Body, path: Path, _signature: tuple[int, int]) -> LoadedBody:
         return _hashed(with_values(body, _state_dict(path)))
     except (ValueError, OSError) as error:
         advice = "give a state dict with the names of torchvision or timm"
-        raise _problem(body, f"{path} does not have its weights: {error}; {advice}") from None
+        raise _problem(body, str(path), f"{path} does not have its weights: {error}; {advice}") from None
 
 
 def _state_dict(path: Path) -> Mapping[str, Tensor]:
@@ -125,5 +131,5 @@ def _hashed(network: nn.Module) -> LoadedBody:
     return LoadedBody(network, total.hexdigest())
 
 
-def _problem(body: Body, text: str) -> ConfigError:
-    return ConfigError(f"lpm.weights = {_Source.given}, for {body}: {text}")
+def _problem(body: Body, source: str, text: str) -> ConfigError:
+    return ConfigError(f"lpm.weights = {source}, for {body}: {text}")
