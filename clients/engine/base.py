@@ -11,6 +11,7 @@ from flwr.app import ConfigScalar as Scalar
 from numpy.typing import NDArray
 from torch import nn
 
+from clients.engine.body_cohort import BodyCohort
 from clients.engine.client_model import ClientModel
 from clients.engine.cohort_training import CohortTraining
 from clients.engine.context import ClientContext, keep_model
@@ -111,10 +112,8 @@ class BaseClient(ParameterGroups, ClientModel, ReportedMetrics, LocalTraining, P
             received: The arrays that all clients receive.
             device: Device that trains.
         """
-        if not is_pretrained(config.target) or config.dp.epsilon:
+        if not is_pretrained(config.target) or config.dp.epsilon:  # noisy steps have gradients of single samples
             return None
-        from clients.engine.body_cohort import BodyCohort  # deferred: it imports this module
-
         return BodyCohort()
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:

@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+from torch import nn
 
-from clients.engine.base import BaseClient
+from clients.engine.context import ClientContext
 from hyperfl_flwr.models.pretrained.network import PretrainedTarget, build_pretrained
 from hyperfl_flwr.models.pretrained.together import run_together
+from hyperfl_flwr.training.public_training import LocalSteps
 
 COPIES = 6
 """Number of copies of a client's parameters in training: values, gradients, momentum, and what is sent and received."""
@@ -16,16 +19,31 @@ BYTES = 4
 """Size of a float32 number."""
 
 
+@runtime_checkable
+class BodyMember(Protocol):
+    """What the cohort needs of a client, which `clients.engine.base.BaseClient` has."""
+
+    context: ClientContext
+    groups: dict[str, nn.Module]
+
+    @property
+    def steps(self) -> LocalSteps:
+        """The local steps."""
+
+    def train(self, rng: np.random.Generator) -> dict[str, float]:
+        """Train the modules in place."""
+
+
 class BodyCohort:
     """Trains clients together that have one pre-trained body; see `CohortTraining`."""
 
     def admit(self, member: object) -> bool:
         """Return whether a client can be trained together with others."""
-        return isinstance(member, BaseClient) and len(member.context.data.train_labels) > 0
+        return isinstance(member, BodyMember) and len(member.context.data.train_labels) > 0
 
     def memory_of(self, member: object) -> int:
         """Return the bytes of a client's parameters and of the activations of its batch."""
-        assert isinstance(member, BaseClient)
+        assert isinstance(member, BodyMember)
         data = member.context.data
         target: PretrainedTarget = build_pretrained(
             member.context.config.target, tuple(data.train_images.shape[1:]), data.num_classes
@@ -36,4 +54,4 @@ class BodyCohort:
 
     def train(self, members: Sequence[tuple[object, np.random.Generator]]) -> list[dict[str, float] | Exception]:
         """Train the clients together, see `CohortTraining`."""
-        return run_together([partial(member.train, rng) for member, rng in members if isinstance(member, BaseClient)])
+        return run_together([partial(member.train, rng) for member, rng in members if isinstance(member, BodyMember)])

@@ -15,7 +15,7 @@ from hyperfl_flwr.data.registry import DATASETS, class_names, load_dataset
 from hyperfl_flwr.data.sample_format import HALF
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.model_spec import TargetRecipe
-from hyperfl_flwr.models.provenance import find_kept, recorded_body, use_weights
+from hyperfl_flwr.models.provenance import find_kept, recorded_body
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest, settings_of
@@ -92,8 +92,7 @@ def restored(run: Path, changes: Mapping[str, Scalar] | None = None) -> Restored
     method_of(run)  # or says that it is unknown
     manifest = read_manifest(run)
     config = resolved(RunConfig.from_flat(settings_of(run) | dict(changes or {})))
-    use_weights(config.lpm.weights)
-    find_kept(config.target, run)
+    find_kept(config.target, run, config.lpm.weights)
     checkpoints = Checkpoints(run / "checkpoints")
     if not (rounds := checkpoints.rounds()):
         raise RunDirectoryError(f"{run} has no checkpoint yet; wait for one, or resume the run")

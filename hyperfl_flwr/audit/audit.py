@@ -37,7 +37,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.distributions import rank_correlation
-from hyperfl_flwr.models.provenance import find_kept, find_model
+from hyperfl_flwr.models.provenance import find_kept
 from hyperfl_flwr.runs.run_directory import settings_of
 from strategies.engine.base import BaseStrategy
 
@@ -128,9 +128,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         "secagg.enabled": False,  # single uploads are recorded, and summed for the attacks
     }
     config = resolved(RunConfig.from_flat(attacked))
-    find_model(config.target, config.lpm.weights)
-    if trained is not None:
-        find_kept(config.target, trained)
+    find_kept(config.target, trained, config.lpm.weights)
     clients = attackable_clients(config) if options.by_neighbours else range(number)
     target = AttackedRound(
         config=config, clients=clients, trained=trained, summed=options.summed, by_neighbours=options.by_neighbours

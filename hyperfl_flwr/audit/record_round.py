@@ -21,7 +21,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
-from hyperfl_flwr.models.provenance import find_kept, use_weights
+from hyperfl_flwr.models.provenance import find_kept
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 from hyperfl_flwr.runs.observation import (
     Observation,
@@ -263,8 +263,7 @@ def recorded_round(
     observed = _opening(run) if config.secagg.enabled else _observations(run)
     require_dataset(run)
     config = resolved(config)
-    use_weights(config.lpm.weights)
-    find_kept(config.target, run)
+    find_kept(config.target, run, config.lpm.weights)
     opened = isinstance(observed, OpeningFiles)
     target = AttackedRound(
         config=config,

@@ -17,6 +17,11 @@ MODEL = "model"
 """Folder with a copy of the network's source, in a run's folder or in a node's private state."""
 
 
+def needs_files(target: str) -> bool:
+    """Return whether a network needs files besides this project's code: a user's source, or weights of a body."""
+    return is_factory(target) or is_pretrained(target)
+
+
 def find_model(target: str, weights: str, run: Path | None = None) -> None:
     """Make the network's source importable from the working directory, or else from the copy in a run's folder.
 
@@ -35,18 +40,21 @@ def find_model(target: str, weights: str, run: Path | None = None) -> None:
         custom_source.find(target, [Path.cwd(), *([] if run is None else [run / MODEL])])
 
 
-def find_kept(target: str, folder: Path) -> None:
+def find_kept(target: str, folder: Path | None, weights: str = "") -> None:
     """Make the network's source importable from the copy of a run or node, or else from the working directory.
 
     Args:
         target: Value of the setting `target`.
-        folder: A run's folder, or a node's folder for one run.
+        folder: A run's folder, or a node's folder for one run; None for the working directory alone.
+        weights: Value of the setting `lpm.weights`, see `use_weights`; empty to keep what this process uses.
 
     Raises:
         ConfigError: If the source has the name of another package, or Flower would leave it out of an app.
     """
+    if weights:
+        use_weights(weights)
     if is_factory(target):
-        custom_source.find(target, [folder / MODEL, Path.cwd()])
+        custom_source.find(target, [*([] if folder is None else [folder / MODEL]), Path.cwd()])
 
 
 def use_weights(weights: str) -> None:

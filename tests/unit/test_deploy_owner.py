@@ -78,6 +78,7 @@ def test_the_node_reads_at_run_time_what_was_checked(tmp_path: Path) -> None:
     text = """
         data = "npz:mine.npz"
         data-root = "sets"
+        lpm-weights = "body.pth"
         device = "cuda:1"
         threads = 3
         keep-model = false
@@ -97,7 +98,7 @@ def test_the_node_reads_at_run_time_what_was_checked(tmp_path: Path) -> None:
         join-data = "folder:scans"
     """
     folder = node_folder(tmp_path / "node", text)
-    for name in ("mine.npz", "peers.toml", "node.key"):
+    for name in ("mine.npz", "body.pth", "peers.toml", "node.key"):
         (folder / name).touch()
     (folder / "scans").mkdir()
     checked = read_node_config(folder)
@@ -109,7 +110,7 @@ def test_the_node_reads_at_run_time_what_was_checked(tmp_path: Path) -> None:
     "line",
     [
         'data = "npz:scans.npz"', 'data = "folder:scans"', 'novel-data = "scans"', 'peers-file = "scans"',
-        'identity-key-file = "scans"',
+        'identity-key-file = "scans"', 'lpm-weights = "scans"',
     ],
 )  # fmt: skip
 def test_files_that_are_not_there_are_named_at_the_start(tmp_path: Path, line: str) -> None:
@@ -138,7 +139,7 @@ def test_all_that_is_wrong_is_told_together(tmp_path: Path) -> None:
         "  - max-message-mb must be a valid number; got '1'",
         "  - novel-delta must be less than 1; got 1.0",
         "  - novel-epsilon must be greater than 0; got 0",
-        "  - qqqq is unknown; known are data, data-root, device, threads, worker, state-dir, keep-model, "
+        "  - qqqq is unknown; known are data, data-root, lpm-weights, device, threads, worker, state-dir, keep-model, "
         "max-message-mb, mixing-key-file, min-cohort, max-colluding, peers-file, identity-key-file, secure-sum-only, "
         "max-epsilon, max-epsilon-delta, novel-data, novel-output, novel-epsilon, novel-delta, join-data",
         "  - threads must be 'auto' or must be greater than 0; got 0",

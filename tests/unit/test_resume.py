@@ -34,7 +34,7 @@ def resume(make_settings: Callable[..., Settings], finished: Path) -> Resume:
 
 ALLOWED: Settings = {
     "checkpoint-every": 9, "data-root": "/data", "device": "auto", "exclusion-rounds": 9, "failure-budget": 0.5,
-    "ledger": True,
+    "ledger": True, "lpm.weights": "/weights.pth",
     "max-failed-rounds": 9, "max-update-ratio": 9.0, "min-nodes": 9, "node-timeout": 1.0,
     "novel.a-distance-learning-rate": 9.0, "novel.a-distance-rounds": 9,
     "novel.corruptions": "blur", "novel.delta": 0.5, "novel.epsilons": "9", "novel.samples": "9",

@@ -1,6 +1,6 @@
-"""Build pre-trained bodies from torchvision and timm, and find the places of their adapters.
+"""Find the places of adapters in pre-trained bodies.
 
-A body is an image classifier without its last layer. Its adapters act on the outputs of its stages, which are
+Adapters act on the outputs of its stages, which are
 
 - `layer1` to `layer4` of a ResNet and its relatives,
 - the MLP of each block of a vision transformer,
@@ -8,18 +8,16 @@ A body is an image classifier without its last layer. Its adapters act on the ou
   timm lists as features.
 """
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.models.pretrained.adapters import Layout
+from hyperfl_flwr.models.pretrained.libraries import input_side, size_arguments, without_values
 from hyperfl_flwr.models.pretrained.names import Body
 
 _BATCH = 2
@@ -74,7 +72,7 @@ def plan_body(body: Body, image: tuple[int, int]) -> BodyPlan:
         ConfigError: If the library is not installed.
     """
     side = input_side(body)
-    network = _without_values(body)
+    network = without_values(body)
     images = torch.empty(_BATCH, 3, *((side, side) if side else image), device="meta")
     stages = _stages(network)
     outputs: dict[str, object] = {}
@@ -96,164 +94,12 @@ def plan_body(body: Body, image: tuple[int, int]) -> BodyPlan:
     leaves = [name for name, layer in network.named_modules() if next(layer.children(), None) is None]
     sizes = [output.numel() // _BATCH for output in map(outputs.get, leaves) if isinstance(output, Tensor)]
     return BodyPlan(
-        places=places, features=features.shape[1], side=side, is_sized=bool(_size(body)), activations=sum(sizes)
+        places=places,
+        features=features.shape[1],
+        side=side,
+        is_sized=bool(size_arguments(body)),
+        activations=sum(sizes),
     )
-
-
-def input_side(body: Body) -> int | None:
-    """Return the side to which images are resized, in pixels; None for images that keep their size."""
-    if body.side != "model":
-        return body.side
-    if body.library == "timm":
-        return int(_timm_config(body.model)["input_size"][-1])
-    transforms = _torchvision_weights(body.model).transforms()
-    return int(transforms.crop_size[0])
-
-
-def with_values(body: Body, values: Mapping[str, Tensor]) -> nn.Module:
-    """Return a body with the values of a state dict in the library's names, with the classifier or without.
-
-    Raises:
-        ValueError: If names are missing or unknown, or shapes differ.
-    """
-    network, heads = _new_network(body)
-    fitting = _fitted(network, body, values)
-    try:
-        result = network.load_state_dict(fitting, strict=False)
-    except RuntimeError as error:
-        raise ValueError(f"its shapes are not those of {body}: {str(error).splitlines()[-1].strip()}") from None
-    missing = [name for name in result.missing_keys if not name.endswith("num_batches_tracked")]
-    unknown = [name for name in result.unexpected_keys if not name.startswith(heads)]
-    for kind, names in (("lacks", missing), ("has unknown names:", unknown)):
-        if names:
-            raise ValueError(f"for {body} it {kind} {', '.join(names[:3])}{' and others' * (len(names) > 3)}")
-    return network
-
-
-def download(body: Body) -> nn.Module:
-    """Return a body with the weights that its library downloads, or has downloaded before.
-
-    Raises:
-        ValueError: If the library has no weights of it.
-        OSError: If the download fails.
-    """
-    if body.library == "torchvision":
-        return with_values(body, _torchvision_weights(body.model).get_state_dict(progress=False, check_hash=True))
-    try:
-        return with_values(body, _timm_network(body, pretrained=True).state_dict())
-    except RuntimeError as error:
-        raise ValueError(f"timm has no weights of {body.model}: {error}") from None
-
-
-def _new_network(body: Body) -> tuple[nn.Module, tuple[str, ...]]:
-    """Build a body on torch's current device, images [B, 3, H, W] -> features [B, F].
-
-    Returns:
-        The network, and the prefixes of its classifier's names in a state dict of the whole image classifier.
-    """
-    if body.library == "timm":
-        network, names = _timm_network(body), _timm_config(body.model).get("classifier") or ()
-        heads = (names,) if isinstance(names, str) else tuple(names)
-    else:
-        network = _torchvision_network(body)
-        heads = (_take_off_classifier(network, body),)
-    for layer in network.modules():  # in-place layers would change tensors that adapters and attacks still need
-        if getattr(layer, "inplace", False) is True:
-            setattr(layer, "inplace", False)  # noqa: B010 - mypy does not know the type of the activation
-    return network.eval().requires_grad_(False), tuple(f"{name}." for name in heads)
-
-
-def _without_values(body: Body) -> nn.Module:
-    """Return a body on the meta device."""
-    try:
-        with torch.device("meta"):
-            return _new_network(body)[0]
-    except NotImplementedError:  # some compute their widths with tensors
-        return _new_network(body)[0].to("meta")
-
-
-def _timm() -> ModuleType:
-    try:
-        import timm  # deferred: an optional package, which takes a second
-    except ImportError as error:
-        text = f"targets lpm:timm/... need the package timm ({error}); install it with: pip install 'hyperfl-flwr[lpm]'"
-        raise ConfigError(text, public=text) from None
-    return timm
-
-
-def _timm_config(model: str) -> Mapping[str, Any]:
-    timm = _timm()
-    if not timm.is_model(model.partition(".")[0]):
-        raise ValueError(f"timm has no model {model!r}; timm.list_models() lists them")
-    config: Mapping[str, Any] = timm.get_pretrained_cfg(model).to_dict()
-    return config
-
-
-def _timm_network(body: Body, *, pretrained: bool = False) -> nn.Module:
-    network: nn.Module = _timm().create_model(body.model, pretrained=pretrained, num_classes=0, **_size(body))
-    return network
-
-
-def _torchvision_network(body: Body) -> nn.Module:
-    from torchvision import models  # deferred: it takes a second, which other targets do not need
-
-    _check_torchvision(body.model)
-    network: nn.Module = models.get_model(body.model, weights=None, **_size(body))
-    return network
-
-
-def _size(body: Body) -> dict[str, int]:
-    """Return the arguments with which the library builds the network for images of the body's size."""
-    if not isinstance(body.side, int):
-        return {}
-    if body.library == "timm":
-        return {"img_size": body.side} if _timm_config(body.model).get("fixed_input_size") else {}
-    return {"image_size": body.side} if body.model.startswith("vit_") else {}
-
-
-def _torchvision_weights(model: str) -> Any:  # noqa: ANN401 - torchvision's enumeration of this network's weights
-    from torchvision import models
-
-    _check_torchvision(model)
-    return models.get_model_weights(model)["DEFAULT"]
-
-
-def _check_torchvision(model: str) -> None:
-    from torchvision import models
-
-    if model not in models.list_models(module=models):
-        raise ValueError(f"torchvision has no image classifier {model!r}; torchvision.models.list_models() has all")
-
-
-def _take_off_classifier(network: nn.Module, body: Body) -> str:
-    """Replace the last layer with parameters, which must be linear, by an identity, and return its name."""
-    with_parameters = [name for name, layer in network.named_modules() if list(layer.parameters(recurse=False))]
-    name = str(with_parameters[-1])
-    last = network.get_submodule(name)
-    if not isinstance(last, nn.Linear):
-        raise ValueError(f"the last layer of {body} is no linear classifier; take another network")
-    parent, _, leaf = name.rpartition(".")
-    setattr(network.get_submodule(parent), leaf, nn.Identity())
-    return name
-
-
-def _fitted(network: nn.Module, body: Body, values: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return values in the names and shapes of a body for another size of images, where its library converts them."""
-    state = network.state_dict()
-    if all(name in values and values[name].shape == value.shape for name, value in state.items()):
-        return values
-    if body.library == "timm":
-        convert = getattr(sys.modules[type(network).__module__], "checkpoint_filter_fn", None)
-        if convert is not None:
-            converted: Mapping[str, Tensor] = convert(dict(values), network)
-            return converted
-    elif (size := _size(body)) and "encoder.pos_embedding" in values:
-        from torchvision.models.vision_transformer import interpolate_embeddings
-
-        patch = int(network.get_submodule("conv_proj").kernel_size[0])  # type: ignore[index]
-        resized: Mapping[str, Tensor] = interpolate_embeddings(size["image_size"], patch, dict(values))
-        return resized
-    return values
 
 
 def _recorder(outputs: dict[str, object], name: str) -> Any:  # noqa: ANN401 - torch's type of hooks

@@ -11,18 +11,26 @@ Only one thread runs at any time, in a fixed order, so that results do not depen
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-
-if TYPE_CHECKING:
-    from hyperfl_flwr.models.pretrained.network import PretrainedExtractor
 
 T = TypeVar("T")
 
 _HERE = threading.local()
+
+
+class OnBody(Protocol):
+    """A network on a body, see `hyperfl_flwr.models.pretrained.network.PretrainedExtractor`."""
+
+    @property
+    def adapters(self) -> nn.ModuleList:
+        """The adapters."""
+
+    def body_features(self, images: Tensor, sizes: Sequence[int], values: Sequence[Sequence[Tensor]]) -> Tensor:
+        """Return the body's features of the batches of several clients, in one pass."""
 
 
 def current_member() -> "Member | None":
@@ -49,7 +57,7 @@ class _Pass:
 
 @dataclass(eq=False)
 class _Forward:
-    extractor: "PretrainedExtractor"
+    extractor: OnBody
     images: Tensor
     parameters: list[Tensor]
     has_gradient: bool
@@ -92,7 +100,7 @@ class Member:
             raise answer
         return answer
 
-    def features(self, extractor: "PretrainedExtractor", images: Tensor) -> Tensor:
+    def features(self, extractor: OnBody, images: Tensor) -> Tensor:
         """Return the features of images, from a pass together with the other members."""
         features: Tensor = _Together.apply(self, extractor, images, *extractor.adapters.parameters())
         return features
@@ -118,7 +126,7 @@ class _Together(torch.autograd.Function):
     def forward(
         ctx: Any,  # noqa: ANN401 - torch's context
         member: Member,
-        extractor: "PretrainedExtractor",
+        extractor: OnBody,
         images: Tensor,
         *adapters: Tensor,
     ) -> Tensor:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.models.pretrained.bodies import download, with_values
+from hyperfl_flwr.models.pretrained.libraries import download, with_values
 from hyperfl_flwr.models.pretrained.names import Body
 
 AUTO = "auto"
