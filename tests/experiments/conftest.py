@@ -6,12 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torchvision.models import resnet18
 from typer.testing import CliRunner
 
 from experiments.runner import StudyManifest, open_study_folder, task_of
 from experiments.study import load_study
 from experiments.worker import problem_of
 from hyperfl_flwr.cli.main import cli
+from hyperfl_flwr.core.setting_types import Scalar
 
 
 @pytest.fixture(scope="session")
@@ -27,10 +30,19 @@ def quick_study(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
         result = CliRunner().invoke(cli, words, catch_exceptions=False)
         assert result.exit_code == 0, result.output
 
+    def changes_of(name: str) -> dict[str, Scalar]:
+        """Return random weights of ResNet-18 for the study with a pre-trained body, which would be downloaded."""
+        if name != "table-2":
+            return {}
+        path = tmp_path_factory.mktemp("weights") / "resnet18.pth"
+        torch.manual_seed(0)
+        torch.save(resnet18().state_dict(), path)
+        return {"lpm.weights": str(path)}
+
     def run_here(name: str, folder: Path) -> None:
-        study = load_study(name)
-        open_study_folder(folder, StudyManifest(study=name, quick=True, changes={}))
-        for cell in study.cells(quick=True):
+        study, changes = load_study(name), changes_of(name)
+        open_study_folder(folder, StudyManifest(study=name, quick=True, changes=changes))
+        for cell in study.cells(quick=True, changes=changes):
             assert problem_of(json.loads(task_of(cell, folder, study.num_nodes)), lambda note: None) == "", cell
 
     @functools.cache
