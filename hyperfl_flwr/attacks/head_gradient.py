@@ -12,15 +12,17 @@ observed [dL/dW | dL/db] best, in closed form (least squares with a small ridge 
 gradient of all layers below is the vector-Jacobian product of u(x) with delta_n W. The gradient of the whole extractor
 at a candidate is thus simulated without the layers above it, and compared with the observed one.
 
+The last adapter in a pre-trained body, followed by the mean over positions, is such a layer, too: with the adapter
+`y = s2 (x + W (s1 x + t1)) + t2`, W has the inputs u = mean of (s1 x + t1) over positions, and t2 has the gradient
+dL/db without the factor s2. The gradient of all adapters is then the vector-Jacobian product of the body's features.
+
 The reply of several local steps is treated as one step from the broadcast with the steps' mean gradient.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vjp
 
 from hyperfl_flwr.attacks.base import (
     AttackSettings,
@@ -34,6 +36,7 @@ from hyperfl_flwr.attacks.base import (
     stack,
 )
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
+from hyperfl_flwr.attacks.last_layer import LastLayer, last_layer_of
 from hyperfl_flwr.attacks.optimiser_loop import IMAGES, Optimisation, Problems, Tensors
 from hyperfl_flwr.attacks.readout import EXTRACTOR, Readout, read_out
 from hyperfl_flwr.runs.observation import Observation
@@ -61,7 +64,7 @@ def head_gradient(
         n images per client.
 
     Raises:
-        ValueError: If the extractor is not a sequence in which the last layer with parameters is linear.
+        ValueError: If the attack cannot use the extractor, see `check_extractor`.
     """
     return invert(observations, lambda observation: read_out(observation, knowledge), knowledge, settings)
 
@@ -86,24 +89,21 @@ def invert(
         n images per client.
 
     Raises:
-        ValueError: If the extractor is not a sequence in which the last layer with parameters is linear.
+        ValueError: If the attack cannot use the extractor, see `check_extractor`.
     """
-    body, last = split_extractor(build_structure(knowledge).extractor if extractor is None else extractor)
+    last = last_layer_of(build_structure(knowledge).extractor if extractor is None else extractor)
     device = settings.device
 
     def prepare(chosen: Sequence[Client], labels: Sequence[IntArray | None]) -> Batch:
         readouts = [read(client) for client in chosen]
         low, high = pixel_range(knowledge, device)
+        gradients = [_extractor_only(readout.gradient) for readout in readouts]
+        parameters = [_extractor_only(readout.parameters) for readout in readouts]
+        rows = [{_ROWS: last.rows(*of_client)} for of_client in zip(parameters, gradients, strict=True)]
         problems = Problems(
-            simulate=_simulation(body, last, chosen[0].num_examples),
-            observed=stack([_extractor_only(readout.gradient) for readout in readouts], device),
-            constants=stack(
-                [
-                    {**_extractor_only(readout.parameters), **_rows(_extractor_only(readout.gradient), last)}
-                    for readout in readouts
-                ],
-                device,
-            ),
+            simulate=_simulation(last, chosen[0].num_examples),
+            observed=stack(gradients, device),
+            constants=stack([{**own, **row} for own, row in zip(parameters, rows, strict=True)], device),
             low=low,
             high=high,
         )
@@ -114,17 +114,14 @@ def invert(
     return reconstruct(clients, knowledge, settings, DEFAULTS, prepare)
 
 
-def split_extractor(extractor: nn.Module) -> tuple[nn.Sequential, str]:
-    """Return the part of an extractor below its last linear layer, and that layer's name.
+def check_extractor(knowledge: PublicKnowledge) -> None:
+    """Check that the attack can use the extractor of a run's target network.
 
     Raises:
-        ValueError: If the last layer with parameters is not linear.
+        ValueError: If the last layer with parameters is neither linear, in a sequence, nor an adapter of maps of a
+            pre-trained body of which the features are means over positions.
     """
-    children = list(extractor.named_children())
-    weighted = [number for number, (_, child) in enumerate(children) if any(True for _ in child.parameters())]
-    if not weighted or not isinstance(extractor, nn.Sequential) or not isinstance(children[weighted[-1]][1], nn.Linear):
-        raise ValueError("head-gradient needs an extractor in which the last layer with parameters is linear")
-    return nn.Sequential(OrderedDict(children[: weighted[-1]])), children[weighted[-1]][0]
+    last_layer_of(build_structure(knowledge).extractor)
 
 
 def least_squares_cotangents(inputs: Tensor, rows: Tensor) -> Tensor:
@@ -155,22 +152,13 @@ def _with_ridge(products: Tensor) -> Tensor:
 _ROWS = "rows"
 
 
-def _simulation(body: nn.Sequential, last: str, num_images: int) -> Callable[[Tensors, Tensors], Tensors]:
-    names = [name for name, _ in body.named_parameters()]
-    weight, bias = f"{last}.weight", f"{last}.bias"
-
+def _simulation(last: LastLayer, num_images: int) -> Callable[[Tensors, Tensors], Tensors]:
     def simulate(unknowns: Tensors, constants: Tensors) -> Tensors:
-        def inputs_of(parameters: dict[str, Tensor]) -> Tensor:
-            inputs: Tensor = functional_call(body, parameters, (unknowns[IMAGES],))
-            return inputs
-
-        inputs: Tensor
-        inputs, pull, *_ = vjp(inputs_of, {name: constants[name] for name in names})
+        inputs, gradient = last.forward(constants, unknowns[IMAGES])
         rows = constants[_ROWS]
         # With one image the layer's bias gradient is delta itself.
         delta = rows[:, -1:].T if num_images == 1 else least_squares_cotangents(inputs, rows)
-        below: dict[str, Tensor] = pull(delta @ constants[weight])[0] if names else {}
-        return {**below, weight: delta.T @ inputs, bias: delta.sum(dim=0)}
+        return gradient(delta)
 
     return simulate
 
@@ -178,7 +166,3 @@ def _simulation(body: nn.Sequential, last: str, num_images: int) -> Callable[[Te
 def _extractor_only(values: Tensors) -> dict[str, Tensor]:
     prefix = f"{EXTRACTOR}."
     return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
-
-
-def _rows(gradient: Tensors, last: str) -> dict[str, Tensor]:
-    return {_ROWS: torch.cat([gradient[f"{last}.weight"], gradient[f"{last}.bias"][:, None]], dim=1)}

@@ -1,6 +1,6 @@
 """Table of the attacks; a new attack is one file and one row."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from hyperfl_flwr.attacks import (
@@ -14,6 +14,7 @@ from hyperfl_flwr.attacks import (
     paper_ig,
 )
 from hyperfl_flwr.attacks.base import AttackFunction
+from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.optimiser_loop import Optimisation
 from hyperfl_flwr.core.method import Part, Upload
 
@@ -34,6 +35,7 @@ class Attack:
         gets_hidden: Whether it gets HyperFL's activation z of each client, as single uploads reveal it.
         defaults: Default optimisation; None if the attack does not optimise.
         finds_images: Whether its results have images.
+        check: Raises a ValueError with the reason if the attack cannot use a target network; None if it can use all.
     """
 
     title: str
@@ -47,6 +49,7 @@ class Attack:
     gets_hidden: bool = False
     defaults: Optimisation | None = None
     finds_images: bool = True
+    check: Callable[[PublicKnowledge], None] | None = None
 
     def applies_to(self, uploads: Iterable[Upload], *, summed: bool = False) -> bool:
         """Return whether it applies to a client's upload, or, if `summed`, to the sum of all clients' uploads."""
@@ -76,6 +79,7 @@ ATTACKS: Mapping[str, Attack] = {
         needs=("model", "extractor", "hypernetwork"),
         on_sums=True,
         run=head_gradient.head_gradient,
+        check=head_gradient.check_extractor,
         defaults=head_gradient.DEFAULTS,
     ),
     "idlg": Attack(
@@ -117,6 +121,7 @@ ATTACKS: Mapping[str, Attack] = {
         on_sums=True,
         gets_hidden=True,
         run=channels.channels_known,
+        check=head_gradient.check_extractor,
         defaults=head_gradient.DEFAULTS,
     ),
     "channels-ica": Attack(
@@ -126,6 +131,7 @@ ATTACKS: Mapping[str, Attack] = {
         on_uploads=False,
         on_sums=True,
         run=channels.channels_ica,
+        check=head_gradient.check_extractor,
         defaults=head_gradient.DEFAULTS,
     ),
 }

@@ -16,9 +16,10 @@ from hyperfl_flwr.app.methods import strategy_of
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.attacks.base import AttackSettings, IntArray, Reconstruction
 from hyperfl_flwr.attacks.optimiser_loop import Optimisation, Progress
-from hyperfl_flwr.attacks.registry import ATTACKS, Attack, attacks_on
+from hyperfl_flwr.attacks.registry import ATTACKS, Attack
 from hyperfl_flwr.attacks.scoring import Comparison, compare
 from hyperfl_flwr.audit.by_network import check_knowledge, run_by_network
+from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.history import ObservationHistory, require_history
 from hyperfl_flwr.audit.neighbour_view import attackable_clients
 from hyperfl_flwr.audit.record_round import (
@@ -34,7 +35,6 @@ from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.distributions import rank_correlation
 from hyperfl_flwr.models.provenance import find_kept
@@ -173,28 +173,6 @@ class AttackResult:
     comparisons: Sequence[Comparison]
     labels_found: float | None
     label_correlation: Sequence[float] = ()
-
-
-def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
-    """Return the names of the attacks to run; by default all that apply to what the server sees of the method.
-
-    Raises:
-        ConfigError: If one is unknown or does not apply.
-    """
-    method = f"the sum of uploads of {target.config.method}" if target.summed else target.config.method
-    row = METHODS[target.config.method]
-    uploads = row.active_uploads(target.config, target.round)
-    possible = [name for name in attacks_on(uploads, summed=target.summed) if target.allows(ATTACKS[name])]
-    if missing := [upload.part for upload in row.uploads if upload not in uploads]:
-        method = f"{method}, which sends no {' and no '.join(missing)} in round {target.round}"
-    for name in names:
-        if name not in ATTACKS:
-            raise ConfigError(f"there is no attack {name!r}; known: {', '.join(ATTACKS)}{nearest(name, ATTACKS)}")
-        if name not in possible:
-            raise ConfigError(f"{name} does not apply to {method}; what does: {', '.join(possible) or 'nothing'}")
-    if not possible:
-        raise ConfigError(f"no attack of this project applies to {method}, which is no proof of safety")
-    return list(names) or possible
 
 
 def audit(

@@ -85,7 +85,8 @@ def run_audit(
     output: Annotated[Path, typer.Option(help="Folder of the result.")] = Path("runs/audit"),
 ) -> None:
     """Attack a client's upload and compare the result with its images; prints the verdicts and the report's path."""
-    from hyperfl_flwr.audit.audit import Options, audit, chosen_attacks
+    from hyperfl_flwr.audit.audit import Options, audit
+    from hyperfl_flwr.audit.chosen import chosen_attacks
     from hyperfl_flwr.audit.record_round import recorded_round
     from hyperfl_flwr.audit.report import write_audit
     from hyperfl_flwr.core.device import resolve_device

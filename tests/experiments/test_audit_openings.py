@@ -9,7 +9,7 @@ import pytest
 from federations import Federate
 from typer.testing import CliRunner
 
-from hyperfl_flwr.audit.audit import chosen_attacks
+from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.record_round import recorded_round, view
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError

@@ -9,7 +9,8 @@ from attacked import digits, fedavg, fedrep, hyperfl, it_pfl, pfedhn_pc, samples
 
 from hyperfl_flwr.attacks import base as attacks_base
 from hyperfl_flwr.attacks.base import AttackSettings
-from hyperfl_flwr.attacks.head_gradient import least_squares_cotangents, split_extractor
+from hyperfl_flwr.attacks.head_gradient import least_squares_cotangents
+from hyperfl_flwr.attacks.last_layer import LastLinear, last_layer_of
 from hyperfl_flwr.attacks.objectives import cosine_distance, relative_squared_error
 from hyperfl_flwr.attacks.optimiser_loop import Optimisation, Problems, solve
 from hyperfl_flwr.attacks.priors import total_variation
@@ -278,8 +279,9 @@ def test_the_table_says_what_applies():
 
 def test_the_extractor_is_split_below_its_last_linear_layer():
     """LeNet is split at `fc2`; a network of convolutions only has no such layer and is refused."""
-    body, last = split_extractor(build_target("lenet", (1, 16, 16), 10).extractor)
-    assert last == "fc2"
-    assert [name for name, _ in body.named_children()][-1] == "act3"
+    last = last_layer_of(build_target("lenet", (1, 16, 16), 10).extractor)
+    assert isinstance(last, LastLinear)
+    assert last.name == "fc2"
+    assert [name for name, _ in last.below.named_children()][-1] == "act3"
     with pytest.raises(ValueError, match="linear"):
-        split_extractor(torch.nn.Sequential(torch.nn.Conv2d(1, 1, 3)))
+        last_layer_of(torch.nn.Sequential(torch.nn.Conv2d(1, 1, 3)))

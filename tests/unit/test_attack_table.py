@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from hyperfl_flwr.audit.audit import chosen_attacks
+from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.record_round import AttackedRound
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import ConfigError
@@ -55,7 +56,7 @@ ON_SUMS: dict[str, Sequence[str]] = {
 def applicable(method: str, *, server_round: int = FIRST_ROUND, summed: bool = False, **changes: Any) -> Sequence[str]:
     """Return the attacks that an audit runs by default; keys of `changes` have `_` for `-` and `__` for dots."""
     settings = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
-    config = RunConfig.from_flat(default_settings() | {"method": method} | settings)
+    config = resolved(RunConfig.from_flat(default_settings() | {"method": method} | settings))
     by_neighbours = config.flat()["priv-hfl.realisation"] == "chain"
     target = AttackedRound(
         config=config, clients=[0], recorded_round=server_round, summed=summed, by_neighbours=by_neighbours

@@ -1,0 +1,48 @@
+"""Choose the attacks of an audit: all that apply to what the server sees of a method, or those that were named."""
+
+from collections.abc import Sequence
+
+from hyperfl_flwr.attacks.registry import ATTACKS, Attack, attacks_on
+from hyperfl_flwr.audit.record_round import AttackedRound
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.similar_names import nearest
+from hyperfl_flwr.methods import METHODS
+
+
+def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
+    """Return the names of the attacks to run; by default all that apply to what the server sees of the method.
+
+    Raises:
+        ConfigError: If one is unknown or does not apply.
+    """
+    method = f"the sum of uploads of {target.config.method}" if target.summed else target.config.method
+    row = METHODS[target.config.method]
+    uploads = row.active_uploads(target.config, target.round)
+    possible = [name for name in attacks_on(uploads, summed=target.summed) if target.allows(ATTACKS[name])]
+    if missing := [upload.part for upload in row.uploads if upload not in uploads]:
+        method = f"{method}, which sends no {' and no '.join(missing)} in round {target.round}"
+    for name in names:
+        if name not in ATTACKS:
+            raise ConfigError(f"there is no attack {name!r}; known: {', '.join(ATTACKS)}{nearest(name, ATTACKS)}")
+        if name not in possible:
+            raise ConfigError(f"{name} does not apply to {method}; what does: {', '.join(possible) or 'nothing'}")
+    unfit = {name: reason for name in possible if (reason := _unfit(ATTACKS[name], target))}
+    for name in names:
+        if name in unfit:
+            raise ConfigError(f"{name} does not apply to target = {target.config.target}: {unfit[name]}")
+    possible = [name for name in possible if name not in unfit]
+    if not possible:
+        raise ConfigError(f"no attack of this project applies to {method}, which is no proof of safety")
+    return list(names) or possible
+
+
+def _unfit(attack: Attack, target: AttackedRound) -> str:
+    """Return why an attack cannot use the clients' networks; an empty text if it can."""
+    if attack.check is None:
+        return ""
+    try:
+        for client in target.clients[: len(target.config.targets)]:
+            attack.check(target.knowledge(client))
+    except ValueError as error:
+        return str(error)
+    return ""
