@@ -53,7 +53,10 @@ have](../how-to/own-data.md) and [what it sends](../how-to/deploy.md#what-a-node
 MORE: Mapping[str, str] = {
     "dataset": "[data sets](data-sets.md), [your own data](../how-to/own-data.md)",
     "learning-rate": "[how the rates were chosen](../results/index.md#rates-on-validation-data)",
-    "target": "[a network of your own](../how-to/own-network.md)",
+    "target": "[adapters in a pre-trained network](../how-to/pretrained.md), "
+    "[a network of your own](../how-to/own-network.md)",
+    "lpm.weights": "[adapters in a pre-trained network](../how-to/pretrained.md#the-weights)",
+    "lpm-weights": "[adapters in a pre-trained network](../how-to/pretrained.md#the-weights)",
     "max-update-ratio": "[figures](../privacy/threat-model.md#nodes-that-lie)",
     "exclusion-rounds": "[nodes that lie](../privacy/threat-model.md#nodes-that-lie)",
     "ledger": "[the ledger](../privacy/ledger.md)",

@@ -31,6 +31,7 @@ def test_every_page_with_commands_is_run() -> None:
     """A page with a console block needs a test here, in test_readme.py, test_tutorial.py or tests/deployment."""
     covered = {
         "index", "tutorial", "reference/data-sets", "how-to/own-data", "how-to/own-network", "how-to/engines",
+        "how-to/pretrained",
         "how-to/many-clients", "how-to/export", "how-to/join", "how-to/tensorboard",
         "how-to/deploy", "how-to/deploy-security",
     }  # fmt: skip
@@ -62,6 +63,18 @@ def test_own_data(tmp_path: Path) -> None:
     )
     shapes = sorted((manifest["settings"] | manifest["resolved"])["data.input-shape"] for manifest in manifests)
     assert shapes == ["1x28x28", "1x8x8", "1x8x8", "64"]
+
+
+def test_pretrained(tmp_path: Path) -> None:
+    """A ResNet-18 with random weights gets adapters; the exported model predicts the digits of a file."""
+    checkout = copy_checkout(tmp_path)
+    digits = load_digits()
+    np.savez(checkout / "samples.npz", images=(digits.images[:20, None] * 15).astype(np.uint8))
+    done = shell(script(without_ray(commands(HOW_TO / "pretrained.md"))), checkout)
+    assert done.returncode == 0, done.stderr
+    assert len((checkout / "predictions.csv").read_text().splitlines()) == 21
+    facts = json.loads((checkout / "model.json").read_text())
+    assert (facts["target"], len(facts["body"])) == ("lpm-resnet18", 64)
 
 
 def test_engines(tmp_path: Path) -> None:

@@ -54,20 +54,21 @@ def test_workers_and_the_page(monkeypatch):
     monkeypatch.setattr(measure, "CLIENT_VARIANTS", (measure.CLIENT_VARIANTS[2], measure.CLIENT_VARIANTS[4]))
     assert {variant.program for variant in measure.CLIENT_VARIANTS} == {"plain", "ours"}
     _, work = tiny("hyperfl", (1, 28, 28))
-    three = dataclasses.replace(work, clients=3)
+    _, small = tiny("hyperfl-frozen", (1, 28, 28))
+    three = dataclasses.replace(small, clients=3)
     timings = measure.measure_clients(work, 1, lambda _: None)
     assert [one.variant for one in timings] == list(measure.CLIENT_VARIANTS)
     federated = [dataclasses.replace(timings[0], variant=variant) for variant in measure.FEDERATED_VARIANTS]
     results = report.Results(
         circumstances={"cores": "2"}, command="bench", repetitions=1, rounds=3, clients={work: timings},
-        federations={work: federated}, transport=[], secure=[measure.measure_secure(work, 4, lambda _: None)],
+        federations={work: federated}, transport=[], secure=[measure.measure_secure(small, 4, lambda _: None)],
         secure_rounds={three: measure.measure_secure_rounds(three, 2, lambda _: None)},
         private=[measure.measure_private(work, "lenet", 1, lambda _: None)],
     )  # fmt: skip
     page = report.render(results)
     for variant in measure.FEDERATED_VARIANTS:
         assert page.count(f"| {variant.name} |") == (2 if variant in measure.CLIENT_VARIANTS else 1)
-    assert "| hyperfl | 3 | " in page
+    assert "| hyperfl-frozen | 3 | " in page
     assert "| lenet | 1x28x28 | " in page
 
 
