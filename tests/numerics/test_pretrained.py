@@ -2,7 +2,8 @@
 
 import copy
 import pickle
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,12 @@ from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, initial_hypernetwork
 from hyperfl_flwr.models.initialisation import initial_model
+from hyperfl_flwr.models.lowered import in_bfloat16
 from hyperfl_flwr.models.pretrained.adapters import MapAdapter, TokenAdapter
 from hyperfl_flwr.models.pretrained.bodies import plan_body
 from hyperfl_flwr.models.pretrained.names import Body, parse
-from hyperfl_flwr.models.pretrained.network import PretrainedTarget, build_pretrained
+from hyperfl_flwr.models.pretrained.network import PretrainedExtractor, PretrainedTarget, build_pretrained
+from hyperfl_flwr.models.pretrained.together import run_together
 from hyperfl_flwr.models.pretrained.weights import choose, load_body
 from hyperfl_flwr.models.targets import build_target
 
@@ -337,3 +340,87 @@ def test_bodies_that_the_attack_cannot_use(name: str, problem: str, tmp_path: Pa
         choose(str(timm_weights(name.removeprefix("lpm:timm/").partition("@")[0], tmp_path)))
     with pytest.raises(ValueError, match=problem):
         last_layer_of(build_pretrained(name, CIFAR, 10).extractor)
+
+
+def training(target: PretrainedTarget, seed: int, steps: int, sizes: tuple[int, ...] = (4,)) -> Callable[[], float]:
+    """Return SGD of a number of steps with batches of the given sizes, with a pass without gradients before each."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def work() -> float:
+        optimiser = torch.optim.SGD(target.parameters(), lr=0.05)
+        loss = torch.zeros(())
+        for step in range(steps):
+            size = sizes[step % len(sizes)]
+            images = torch.randn(size, *CIFAR, generator=generator)
+            with torch.no_grad():
+                target.extractor(images)
+            if step == FAILS_AT and seed == FAILING:
+                raise FloatingPointError("this client fails")
+            loss = nn.functional.cross_entropy(target(images), torch.arange(size))
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+        return loss.item()
+
+    return work
+
+
+FAILS_AT, FAILING = 1, 7
+"""Step at which the client with this seed fails."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_clients_that_pass_the_body_together(dtype: torch.dtype) -> None:
+    """Clients with other numbers and sizes of batches, of which one fails, have the results that they have alone."""
+    works = {1: (3, (4,)), 2: (1, (2,)), FAILING: (3, (4,)), 4: (4, (5, 1))}
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        together, alone = ([built("lpm-resnet18").to(dtype) for _ in works] for _ in range(2))
+        results = run_together([training(each, seed, *works[seed]) for each, seed in zip(together, works, strict=True)])
+        for target, other, seed, result in zip(together, alone, works, results, strict=True):
+            if seed == FAILING:
+                assert isinstance(result, FloatingPointError)
+                continue
+            assert result == pytest.approx(training(other, seed, *works[seed])(), rel=1e-5)
+            for value, expected in zip(target.parameters(), other.parameters(), strict=True):
+                tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+                torch.testing.assert_close(value, expected, rtol=tolerance, atol=tolerance)
+    finally:
+        torch.set_default_dtype(default)
+
+
+def test_precision_reaches_the_shared_pass() -> None:
+    """With bfloat16, clients have the same results together and alone, and others than with float32."""
+    images = torch.randn(4, *CIFAR)
+    target, plain = in_bfloat16(built("lpm-resnet18")), built("lpm-resnet18")
+    (together,) = run_together([lambda: target.extractor(images).detach()])
+    assert isinstance(together, torch.Tensor)
+    assert torch.equal(together, target.extractor(images))
+    assert not torch.equal(together, plain.extractor(images))
+
+
+def test_no_graph_is_kept_for_a_pass_without_gradients() -> None:
+    target = built("lpm-resnet18")
+
+    def work() -> bool:
+        with torch.no_grad():
+            return bool(target.extractor(torch.randn(2, *CIFAR)).requires_grad)
+
+    assert run_together([work, work]) == [False, False]
+
+
+def test_threads_end_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interruption during a shared pass leaves no waiting thread behind."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = threading.active_count()
+    target = built("lpm-resnet18")
+    monkeypatch.setattr(PretrainedExtractor, "body_features", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_together([training(target, 1, 1), training(target, 2, 1)])
+    for thread in [thread for thread in threading.enumerate() if thread is not threading.current_thread()]:
+        thread.join(5)
+    assert threading.active_count() <= before

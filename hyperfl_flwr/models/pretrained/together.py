@@ -59,8 +59,9 @@ class _Pass:
 class _Forward:
     extractor: OnBody
     images: Tensor
-    parameters: list[Tensor]
+    parameters: Sequence[Tensor]
     has_gradient: bool
+    autocast: torch.dtype | None
 
 
 @dataclass(eq=False)
@@ -90,6 +91,12 @@ class Member:
             self._turn.release()
         self._parked.acquire()
 
+    def stop(self) -> None:
+        """End a thread that has not ended with an error; called by `run_together`."""
+        if self._thread.ident is not None and not self.ended:
+            self.answer = RuntimeError("the training of all clients was interrupted")
+            self._turn.release()
+
     def wait(self, request: _Forward | _Backward) -> Any:  # noqa: ANN401 - what the request is answered with
         """Wait for the answer to a request; called by the thread."""
         self.request = request
@@ -102,7 +109,13 @@ class Member:
 
     def features(self, extractor: OnBody, images: Tensor) -> Tensor:
         """Return the features of images, from a pass together with the other members."""
-        features: Tensor = _Together.apply(self, extractor, images, *extractor.adapters.parameters())
+        parameters = list(extractor.adapters.parameters())
+        device = images.device.type
+        # What holds in this thread alone: the pass is computed in another one.
+        has_gradient = torch.is_grad_enabled() and any(value.requires_grad for value in parameters)
+        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        request = _Forward(extractor, images, parameters, has_gradient, autocast)
+        features: Tensor = _Together.apply(self, request, *parameters)
         return features
 
     def _run(self) -> None:
@@ -123,22 +136,15 @@ class _Together(torch.autograd.Function):
     """Features of images, computed with the other members; the gradients of the adapters, too."""
 
     @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401 - torch's context
-        member: Member,
-        extractor: OnBody,
-        images: Tensor,
-        *adapters: Tensor,
-    ) -> Tensor:
-        has_gradient = any(ctx.needs_input_grad)
+    def forward(ctx: Any, member: Member, request: _Forward, *_adapters: Tensor) -> Tensor:  # noqa: ANN401
         ctx.member = member
-        features, ctx.origin, ctx.position = member.wait(_Forward(extractor, images, list(adapters), has_gradient))
+        features, ctx.origin, ctx.position = member.wait(request)
         return features  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        return (None, None, None, *ctx.member.wait(_Backward(ctx.origin, ctx.position, gradient)))
+        return (None, None, *ctx.member.wait(_Backward(ctx.origin, ctx.position, gradient)))
 
 
 def run_together(works: Sequence[Callable[[], T]]) -> list[T | Exception]:
@@ -151,6 +157,15 @@ def run_together(works: Sequence[Callable[[], T]]) -> list[T | Exception]:
         For each function its result, or the error that ended it.
     """
     members = [Member(work, torch.get_num_threads()) for work in works]
+    try:
+        _run(members)
+    finally:  # after an interruption no thread may wait forever
+        for member in members:
+            member.stop()
+    return [member.result for member in members]
+
+
+def _run(members: Sequence[Member]) -> None:
     active = list(members)
     while active:
         for member in active:
@@ -161,13 +176,12 @@ def run_together(works: Sequence[Callable[[], T]]) -> list[T | Exception]:
             waiting.setdefault(_kind(member.request), []).append(member)
         for (compute, *_), group in waiting.items():
             _serve(compute, group)
-    return [member.result for member in members]
 
 
 def _kind(request: "_Forward | _Backward | None") -> tuple[Any, ...]:
     """Return what serves a request, and what requests that are served together have in common."""
     if isinstance(request, _Forward):
-        return _forward, request.has_gradient
+        return _forward, request.has_gradient, request.autocast
     if isinstance(request, _Backward):
         return _backward, request.origin
     raise TypeError(f"a member waits for nothing, got {request!r}")
@@ -187,8 +201,11 @@ def _forward(requests: list[_Forward]) -> list[tuple[Tensor, _Pass, int]]:
     leaves = [[value.detach().requires_grad_(each.has_gradient) for value in each.parameters] for each in requests]
     sizes = [len(each.images) for each in requests]
     extractor = requests[0].extractor
-    with torch.set_grad_enabled(requests[0].has_gradient):
-        images = torch.cat([each.images for each in requests])
+    images, autocast = torch.cat([each.images for each in requests]), requests[0].autocast
+    with (
+        torch.set_grad_enabled(requests[0].has_gradient),
+        torch.autocast(images.device.type, dtype=autocast, enabled=autocast is not None),
+    ):
         features = extractor.body_features(images, sizes, leaves)
     origin = _Pass(features, sizes, leaves, set(range(len(requests))))
     parts = torch.split(features.detach(), sizes)
