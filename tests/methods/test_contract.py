@@ -98,7 +98,7 @@ def test_two_rounds_leave_a_complete_run_folder(method: str, federate: Federate)
     assert "round 2/2" in (run / "server.log").read_text()
 
 
-@of_every_method
+@of_representatives
 def test_private_state_is_readable_by_its_owner_alone(method: str, federate: Federate) -> None:
     """Folders have mode 0700 and files 0600, one folder per client; they hold exactly the method's private groups.
 
@@ -141,7 +141,7 @@ def test_the_server_holds_one_reply_at_a_time(method: str, federate: Federate) -
     assert grids[0].held == [0] * (2 * NUM_CLIENTS)
 
 
-@of_every_method
+@of_representatives
 def test_another_seed_gives_another_result(method: str, federate: Federate) -> None:
     """Another seed changes the shared and the private arrays of a method that has such arrays."""
     one, other = outcome(federate(method)), outcome(federate(method, seed=1))

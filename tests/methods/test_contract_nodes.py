@@ -177,7 +177,7 @@ def test_the_mean_is_that_of_what_the_clients_returned(
         np.testing.assert_allclose(value, expected, rtol=1.3e-7, atol=1e-10, err_msg=key)
 
 
-@of_every_method
+@of_representatives
 def test_an_audit_changes_nothing(method: str, federate: Federate, unequal: Settings) -> None:
     """Audited clients upload separately, but the metrics equal those of a run without an audit."""
     if not METHODS[method].uploads:

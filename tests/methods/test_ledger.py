@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federations import NUM_CLIENTS, Call, Settings
+from federations import NUM_CLIENTS, Call, Settings, of_representatives
 from flwr.app import ConfigRecord, Message, RecordDict
 
 import hyperfl_flwr.app.server
@@ -17,7 +17,6 @@ from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.deploy.ledger_view import RunLedger, runs_of
-from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.node.ledger import LEDGER, LedgerEntry
 from hyperfl_flwr.protocol.arrays import pack_arrays
 from hyperfl_flwr.protocol.messages import CONFIG, HELLO, PROPERTIES, record_of
@@ -65,7 +64,7 @@ def in_round(entries: Sequence[LedgerEntry], number: int) -> list[LedgerEntry]:
     return [entry for entry in entries if entry.round == number and entry.kind == "train"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@of_representatives
 def test_it_holds_what_the_server_counts(method: str, make_settings: MakeSettings, tmp_path: Path) -> None:
     """Recorded bytes equal `content_bytes`, the sizes seen by the grid, and the server's metrics.jsonl."""
     grid, run = federate_owned(make_settings(method), tmp_path / "nodes")
