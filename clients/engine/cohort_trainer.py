@@ -104,7 +104,12 @@ class CohortTrainer:
     def _limits(self) -> tuple[int, int]:
         """Return the most clients of a cohort and the bytes that they may need: with `auto` half of those free."""
         cohort = self._config.cohort
-        return (cohort, 1 << 62) if isinstance(cohort, int) else (MOST_AT_ONCE, free_memory() // 2)
+        return (cohort, 1 << 62) if isinstance(cohort, int) else (MOST_AT_ONCE, _free_memory(self._device) // 2)
+
+
+def _free_memory(device: torch.device) -> int:
+    """Return the memory in bytes that programs can still take where the clients are trained."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
 
 
 def _ended(

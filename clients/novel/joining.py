@@ -22,7 +22,7 @@ from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, Rec
 
 from clients.engine.context import ClientContext
 from clients.novel.labelled import labelled_data
-from clients.novel.node import budget_of_node
+from clients.novel.node import budget_of_node, check_body
 from clients.pfedhn import PFedHNClient
 from hyperfl_flwr.config.joining import joining_config
 from hyperfl_flwr.config.node_config import JOIN_DATA, NOVEL_OUTPUT, NodeConfig
@@ -32,7 +32,6 @@ from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.models.model_spec import TargetRecipe
-from hyperfl_flwr.models.provenance import refuse_other_body, use_weights
 from hyperfl_flwr.models.standalone import write_model
 from hyperfl_flwr.node.cohort import failure_of
 from hyperfl_flwr.node.private_state import INITIAL, PrivateState
@@ -160,9 +159,7 @@ class JoiningNode:
     def _member(self, step: JoiningStep, recipe: TargetRecipe) -> PFedHNClient:
         """Return the client; the server can set its local training, but no path."""
         config = joining_config(json.loads(step.settings)).model_copy(update={"target": recipe.target})
-        if self.node.lpm_weights or not self.node.simulated:
-            use_weights(self.node.lpm_weights or "auto")
-        refuse_other_body(recipe.target, recipe.body)
+        check_body(self.node, recipe)
         device = resolve_device(self.node.device)
         set_arithmetic(config.precision, deterministic=config.deterministic, device=device)
         return PFedHNClient(

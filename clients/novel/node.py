@@ -10,9 +10,11 @@ from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, Rec
 
 from clients.novel.on_demand import RECORD, NovelOwner, OnDemandClient
 from hyperfl_flwr.config.node_config import NOVEL_DATA, NOVEL_OUTPUT, NodeConfig
+from hyperfl_flwr.config.pretrained import owners_weights
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.models.model_spec import Recipe
+from hyperfl_flwr.models.model_spec import Recipe, TargetRecipe
+from hyperfl_flwr.models.provenance import refuse_other_body, use_weights
 from hyperfl_flwr.node.cohort import failure_of
 from hyperfl_flwr.node.private_state import state_folder
 from hyperfl_flwr.privacy.budget import PrivacyBudget
@@ -37,12 +39,14 @@ class NovelNode:
         owner: The owner's settings.
         partition: The node's number, which is also the id of its only client.
         num_nodes: Number of nodes.
+        lpm_weights: The owner's weights of pre-trained bodies.
         simulated: Whether the server runs on the same machine, so that it may see details of failures.
     """
 
     owner: NovelOwner
     partition: int
     num_nodes: int
+    lpm_weights: str
     simulated: bool
 
     @classmethod
@@ -67,6 +71,7 @@ class NovelNode:
             ),
             partition=node.partition_id or 0,
             num_nodes=node.num_partitions or 1,
+            lpm_weights=node.lpm_weights,
             simulated=node.simulated,
         )
 
@@ -89,6 +94,7 @@ class NovelNode:
         work = {DESCRIBE: self._describe, PERSONALIZE: self._personalize}[message.metadata.message_type]
         try:
             recipe = Recipe.of(dict(record_of(message.content, RECIPE, ConfigRecord)))
+            check_body(self, recipe)
             num_examples = work(OnDemandClient(self.owner, recipe), message, content)
             result = ClientResult(client=self.partition, num_examples=num_examples, metrics={})
             report = Report(results=[result], process=NOVEL)
@@ -113,6 +119,18 @@ class NovelNode:
                 f"the message has models for the clients {sorted(per_client)}, this is client {self.partition}"
             )
         return client.personalize(per_client[self.partition])
+
+
+def check_body(node: "NovelNode | NodeConfig", recipe: TargetRecipe) -> None:
+    """Use the owner's weights of a pre-trained body, and check that the model was trained with them.
+
+    Raises:
+        RefusalError: If the owner of a deployed node has not allowed such bodies.
+        ConfigError: If the weights are missing or others.
+    """
+    if node.lpm_weights or not node.simulated:
+        use_weights(node.lpm_weights or owners_weights(recipe.target, simulated=False))
+    refuse_other_body(recipe.target, recipe.body)
 
 
 def budget_of_node(node: NodeConfig, kind: str) -> PrivacyBudget:

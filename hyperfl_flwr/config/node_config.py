@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from flwr.app import Context
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
+from hyperfl_flwr.config.pretrained import owners_weights
 from hyperfl_flwr.config.run_config import RunConfig, explain
 from hyperfl_flwr.core.errors import ConfigError, RefusalError
 from hyperfl_flwr.core.setting_types import Scalar
@@ -79,8 +80,8 @@ class NodeConfig(Section):
     )
     lpm_weights: str = setting(
         "",
-        "File with the weights of a pre-trained body, see `lpm.weights`. Not given: the download of its library.",
-        values="absolute path",
+        "Weights of pre-trained bodies, see `lpm.weights`. Not given: runs with such bodies are refused.",
+        values="`auto`, absolute path",
     )
     device: Device = setting(
         "auto",
@@ -164,7 +165,7 @@ class NodeConfig(Section):
     @field_validator(*_PATHS)
     @classmethod
     def _absolute(cls, value: str, info: ValidationInfo) -> str:
-        return absolute(_located(value, info))
+        return value if info.field_name == "lpm_weights" and value == "auto" else absolute(_located(value, info))
 
     @field_validator("secure_sum_only")
     @classmethod
@@ -267,10 +268,10 @@ class NodeConfig(Section):
 
         Raises:
             ConfigError: If the run's settings are wrong.
-            RefusalError: If the run names a file or folder on a deployed node.
+            RefusalError: On a deployed node, if the run names a file or folder, or weights that the owner does not.
         """
         given: dict[str, Scalar] = {"data-root": self.data_root, "device": self.device, "threads": self.threads}
-        given["lpm.weights"] = self.lpm_weights or "auto"
+        given["lpm.weights"] = self.lpm_weights or owners_weights(str(run_config["target"]), simulated=self.simulated)
         if self.simulated:
             given = {key: value for key, value in given.items() if re.sub("[-.]", "_", key) in self.model_fields_set}
         elif not self.data and is_local_data(str(run_config.get("dataset", ""))):

@@ -4,7 +4,9 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator
 
+from hyperfl_flwr.core.errors import RefusalError
 from hyperfl_flwr.core.settings import Section, absolute, setting
+from hyperfl_flwr.models.pretrained.names import is_pretrained
 
 
 def _weights(value: str) -> str:
@@ -31,3 +33,22 @@ class LpmConfig(Section):
         values="`auto`, absolute path",
         resumable=True,
     )
+
+
+def owners_weights(target: str, *, simulated: bool) -> str:
+    """Return the setting `lpm.weights` on a node whose owner has not given it.
+
+    Args:
+        target: The target network that the server names.
+        simulated: Whether the node has no owner.
+
+    Raises:
+        RefusalError: If the target has a pre-trained body: a server could otherwise have a node download networks of
+            any size.
+    """
+    if is_pretrained(target) and not simulated:
+        raise RefusalError(
+            f"target = {target} has a pre-trained body; its owner must give lpm-weights in the node config: a file "
+            f"with the weights, or auto to download them"
+        )
+    return "auto"

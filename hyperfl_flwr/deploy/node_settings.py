@@ -123,7 +123,7 @@ def _refuse_missing_files(folder: Path, node: "NodeConfig") -> None:
         "novel-data": node.novel_data,
         "join-data": node.join_data.partition(":")[2],
         "data": node.data.partition(":")[2],
-        "lpm-weights": node.lpm_weights,
+        "lpm-weights": node.lpm_weights.removeprefix("auto"),
         "peers-file": node.peers_file,
         "identity-key-file": node.identity_key_file,
     }

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ import torch
 from federations import Call, Federate, last_checkpoint, outcome
 from safetensors.torch import save_file
 
+from clients.novel.node import check_body
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import default_settings
-from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
+from hyperfl_flwr.core.errors import ConfigError, RefusalError, RunDirectoryError, RunFailedError
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.predictions import predict
-from hyperfl_flwr.models.provenance import use_weights
+from hyperfl_flwr.models.model_spec import TargetRecipe
+from hyperfl_flwr.models.provenance import body_hash, use_weights
 from hyperfl_flwr.models.standalone import read_model
 from hyperfl_flwr.results.export import model_of_run, write_exported
 from hyperfl_flwr.runs.run_directory import read_manifest
@@ -116,6 +119,15 @@ def test_a_run_is_resumed_with_its_weights(federate: Federate, weights: Path, tm
         federate("fedrep", **changes, **{"num-rounds": 3})
 
 
+def test_clients_that_have_not_been_trained_before_train_with_others(federate: Federate, weights: Path) -> None:
+    """With MOON, a client's first round has other passes than its later ones; no client fails."""
+    plan = {"fraction-train": 0.6, "num-rounds": 4}
+    together, _ = last_checkpoint(federate("moon", 1, **settings(weights, **plan)))
+    alone, _ = last_checkpoint(federate("moon", 1, **settings(weights, **plan, cohort="one-by-one")))
+    for key, values in together.items():
+        np.testing.assert_allclose(values, alone[key], rtol=1e-3, atol=1e-4, err_msg=key)
+
+
 def test_nodes_and_server_compare_weights(federate: Federate, weights: Path, tmp_path: Path) -> None:
     """A node's owner gives the file; a node with others is refused, and the run's file is read by no owner's node."""
     other = tmp_path / "other.safetensors"
@@ -124,11 +136,25 @@ def test_nodes_and_server_compare_weights(federate: Federate, weights: Path, tmp
     owner = {"lpm-weights": str(other)}
     with pytest.raises(RunFailedError, match=r"nodes \[0, 1\] have other weights of lpm:timm/test_resnet@32"):
         federate("fedavg", grid=lambda number, flat: InProcessGrid(app, number, flat, owner), **settings(weights))
-    config = NodeConfig.of({"partition-id": 0, "num-partitions": 2})
     flat = default_settings() | settings(weights)
-    assert config.applied_to(flat).lpm.weights == "auto"
+    with pytest.raises(RefusalError, match="must give lpm-weights in the node config"):
+        NodeConfig.of({}).applied_to(flat)
+    assert NodeConfig.of({"lpm-weights": "auto"}).applied_to(flat).lpm.weights == "auto"
+    assert NodeConfig.of({}).applied_to(default_settings()).lpm.weights == "auto"
     assert NodeConfig.of(owner).applied_to(flat).lpm.weights == str(other)
     assert NodeConfig.of({"simulated": True}).applied_to(flat).lpm.weights == str(weights)
+
+
+def test_nodes_that_join_compare_weights(weights: Path) -> None:
+    """A node that joins a finished run, or gets a model on demand, uses its owner's weights, which must be the run's."""
+    node = NodeConfig.of({"lpm-weights": str(weights)})
+    facts = {"input_shape": (1, 8, 8), "mean": (0.5,), "std": (0.5,), "classes": ("0", "1")}
+    recipe = TargetRecipe(target=TARGET, body=body_hash(TARGET, str(weights)), **facts)
+    check_body(node, recipe)
+    with pytest.raises(ConfigError, match="was trained with the weights"):
+        check_body(node, replace(recipe, body="0" * 64))
+    with pytest.raises(RefusalError, match="must give lpm-weights"):
+        check_body(NodeConfig.of({}), recipe)
 
 
 def test_what_a_method_cannot_train(federate: Federate, weights: Path) -> None:

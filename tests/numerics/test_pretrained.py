@@ -199,9 +199,11 @@ def test_bodies_of_four_families_train(name: str, tmp_path: Path) -> None:
 
 
 def test_positions_are_resized_with_the_images(tmp_path: Path) -> None:
-    """The weights of a transformer for images of 160 pixels fit one for 64."""
+    """The weights of a transformer for images of 160 pixels fit one for 64; the hash is that of the file's values."""
     choose(str(timm_weights("test_vit", tmp_path)))
-    at_64, at_160 = (load_body(parse(f"lpm:timm/test_vit@{side}").body).network for side in (64, 160))
+    bodies = [load_body(parse(f"lpm:timm/test_vit@{side}").body) for side in (64, 160)]
+    assert bodies[0].sha256 == bodies[1].sha256
+    at_64, at_160 = (body.network for body in bodies)
     shapes = [tuple(network.pos_embed.shape) for network in (at_64, at_160)]
     assert [shape[1] for shape in shapes] == [17, 101]
     assert torch.equal(at_64.patch_embed.proj.weight, at_160.patch_embed.proj.weight)
@@ -243,8 +245,12 @@ class Command:
     [
         (lambda values: values.pop("conv1.weight"), "lacks conv1.weight"),
         (lambda values: values.update(other=torch.zeros(1)), "unknown names: other"),
-        (lambda values: values.update({"conv1.weight": torch.zeros(2, 3, 7, 7)}), "size mismatch for conv1.weight"),
+        (
+            lambda values: values.update({"conv1.weight": torch.zeros(2, 3, 7, 7)}),
+            r"conv1.weight has \(2, 3, 7, 7\) instead of \(64, 3, 7, 7\)",
+        ),
         (lambda values: values.update(epoch=3), "no state dict"),
+        (lambda values: values["conv1.weight"].fill_(float("nan")), "conv1.weight has values that are no finite"),
         (lambda values: values.update(epoch=Command()), "holds more than tensors"),
     ],
 )
@@ -281,6 +287,8 @@ def test_what_is_no_file_of_torch(content: bytes, tmp_path: Path) -> None:
         ("lpm:timm/nothing_like_it", CIFAR, "timm has no model"),
         ("lpm:torchvision/squeezenet1_1@64", CIFAR, "no linear classifier"),
         ("lpm:torchvision/vgg11@16", CIFAR, "cannot take images of 16x16"),
+        ("lpm:torchvision/vit_b_16@100", CIFAR, "cannot be built"),
+        ("lpm:timm/resnet18.nothing", CIFAR, "timm has no model"),
         ("lpm-resnet18", (4, 32, 32), "one or three channels"),
         ("lpm-resnet18", (20,), "one or three channels"),
     ],
@@ -408,6 +416,33 @@ def test_no_graph_is_kept_for_a_pass_without_gradients() -> None:
             return bool(target.extractor(torch.randn(2, *CIFAR)).requires_grad)
 
     assert run_together([work, work]) == [False, False]
+
+
+def test_a_client_may_step_before_others_ask_for_their_gradients() -> None:
+    """One client is a forward pass ahead of the other, so that their backward passes come at different times."""
+    results = []
+    for run in (run_together, lambda works: [work() for work in works]):
+        targets = [built("lpm-resnet18") for _ in range(2)]
+        results.append(run([ahead(target, number) for number, target in enumerate(targets)]))
+    assert results[0] == pytest.approx(results[1], rel=1e-5)
+
+
+def ahead(target: PretrainedTarget, passes: int) -> Callable[[], float]:
+    """Return two steps, with further forward passes between the forward and the backward pass of the first."""
+    images = torch.randn(3, *CIFAR, generator=torch.Generator().manual_seed(5))
+
+    def work() -> float:
+        optimiser = torch.optim.SGD(target.parameters(), lr=0.05)
+        for _ in range(2):
+            loss = target(images).square().mean()
+            for _ in range(passes):
+                target(images)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+        return float(target(images).square().mean().detach())
+
+    return work
 
 
 def test_threads_end_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:

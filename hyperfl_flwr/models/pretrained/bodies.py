@@ -72,7 +72,7 @@ def plan_body(body: Body, image: tuple[int, int]) -> BodyPlan:
         ConfigError: If the library is not installed.
     """
     side = input_side(body)
-    network = without_values(body)
+    network, _ = without_values(body)
     images = torch.empty(_BATCH, 3, *((side, side) if side else image), device="meta")
     stages = _stages(network)
     outputs: dict[str, object] = {}

@@ -5,6 +5,8 @@ A body is an image classifier without its last layer: images [B, 3, H, W] -> fea
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +15,9 @@ from torch import Tensor, nn
 
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.models.pretrained.names import Body
+
+COUNTER = "num_batches_tracked"
+"""End of the name of BatchNorm's counter, which has no effect and which some files lack."""
 
 
 def input_side(body: Body) -> int | None:
@@ -26,36 +31,52 @@ def input_side(body: Body) -> int | None:
 
 
 def with_values(body: Body, values: Mapping[str, Tensor]) -> nn.Module:
-    """Return a body with the values of a state dict in the library's names, with the classifier or without.
+    """Return a body with values in the library's names, without those of the classifier, see `body_values`.
 
     Raises:
         ValueError: If names are missing or unknown, or shapes differ.
     """
-    network, heads = _new_network(body)
-    fitting = _fitted(network, body, values)
+    empty, _ = without_values(body)
     try:
-        result = network.load_state_dict(fitting, strict=False)
-    except RuntimeError as error:
-        raise ValueError(f"its shapes are not those of {body}: {str(error).splitlines()[-1].strip()}") from None
-    missing = [name for name in result.missing_keys if not name.endswith("num_batches_tracked")]
-    unknown = [name for name in result.unexpected_keys if not name.startswith(heads)]
-    for kind, names in (("lacks", missing), ("has unknown names:", unknown)):
+        fitting = _fitted(empty, body, values)
+    except Exception as error:  # noqa: BLE001 - the libraries' conversions raise errors of any type
+        raise ValueError(f"its values cannot be converted for {body}: {error}") from None
+    expected = {name: value.shape for name, value in empty.state_dict().items()}
+    needed = {name for name in expected if not name.endswith(COUNTER)}
+    for kind, names in (("lacks", needed - fitting.keys()), ("has unknown names:", fitting.keys() - expected.keys())):
         if names:
-            raise ValueError(f"for {body} it {kind} {', '.join(names[:3])}{' and others' * (len(names) > 3)}")
+            listed = sorted(names)
+            raise ValueError(f"for {body} it {kind} {', '.join(listed[:3])}{' and others' * (len(listed) > 3)}")
+    for name, value in fitting.items():
+        if value.shape != expected[name]:
+            shapes = f"{tuple(value.shape)} instead of {tuple(expected[name])}"
+            raise ValueError(f"its shapes are not those of {body}: {name} has {shapes}")
+    # Only now: a network of another size than the file's is not built.
+    with torch.random.fork_rng(devices=[]):
+        network, _ = _new_network(body)
+    network.load_state_dict(dict(fitting), strict=False)
     return network
 
 
-def download(body: Body) -> nn.Module:
-    """Return a body with the weights that its library downloads, or has downloaded before.
+def body_values(body: Body, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state dict of the whole image classifier without the entries of its classifier."""
+    _, heads = without_values(body)
+    return {name: value for name, value in values.items() if not name.startswith(heads)}
+
+
+def download(body: Body) -> Mapping[str, Tensor]:
+    """Return the state dict that a body's library downloads, or has downloaded before.
 
     Raises:
         ValueError: If the library has no weights of it.
         OSError: If the download fails.
     """
     if body.library == "torchvision":
-        return with_values(body, _torchvision_weights(body.model).get_state_dict(progress=False, check_hash=True))
+        weights = _torchvision_weights(body.model)
+        found: Mapping[str, Tensor] = weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
+        return found
     try:
-        return with_values(body, _timm_network(body, pretrained=True).state_dict())
+        return _timm_network(replace(body, side="model"), pretrained=True).state_dict()
     except RuntimeError as error:
         raise ValueError(f"timm has no weights of {body.model}: {error}") from None
 
@@ -78,21 +99,33 @@ def _new_network(body: Body) -> tuple[nn.Module, tuple[str, ...]]:
     return network.eval().requires_grad_(False), tuple(f"{name}." for name in heads)
 
 
-def without_values(body: Body) -> nn.Module:
-    """Return a body on the meta device."""
+@lru_cache(maxsize=8)
+def without_values(body: Body) -> tuple[nn.Module, tuple[str, ...]]:
+    """Return a body on the meta device, and the prefixes of its classifier's names, see `_new_network`.
+
+    Raises:
+        ValueError: If the library has no such image classifier, or not for images of this size.
+        ConfigError: If the library is not installed.
+    """
     try:
-        with torch.device("meta"):
-            return _new_network(body)[0]
-    except NotImplementedError:  # some compute their widths with tensors
-        return _new_network(body)[0].to("meta")
+        try:
+            with torch.device("meta"):
+                return _new_network(body)
+        except NotImplementedError:  # some compute their widths with tensors
+            with torch.random.fork_rng(devices=[]):
+                network, heads = _new_network(body)
+            return network.to("meta"), heads
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"{body} cannot be built: {error}") from None
 
 
 def _timm() -> ModuleType:
     try:
         import timm  # deferred: an optional package, which takes a second
     except ImportError as error:
-        text = f"targets lpm:timm/... need the package timm ({error}); install it with: pip install 'hyperfl-flwr[lpm]'"
-        raise ConfigError(text, public=text) from None
+        advice = "install it with: pip install 'hyperfl-flwr[lpm]'"
+        public = f"targets lpm:timm/... need the package timm; {advice}"
+        raise ConfigError(f"targets lpm:timm/... need the package timm ({error}); {advice}", public=public) from None
     return timm
 
 
@@ -100,7 +133,10 @@ def _timm_config(model: str) -> Mapping[str, Any]:
     timm = _timm()
     if not timm.is_model(model.partition(".")[0]):
         raise ValueError(f"timm has no model {model!r}; timm.list_models() lists them")
-    config: Mapping[str, Any] = timm.get_pretrained_cfg(model).to_dict()
+    try:
+        config: Mapping[str, Any] = timm.get_pretrained_cfg(model).to_dict()
+    except RuntimeError as error:
+        raise ValueError(f"timm has no model {model!r}: {error}") from None
     return config
 
 

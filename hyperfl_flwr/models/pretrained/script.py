@@ -2,6 +2,7 @@
 
 from hyperfl_flwr.core.rng import seed_for
 from hyperfl_flwr.models.pretrained.adapters import BOTTLENECK
+from hyperfl_flwr.models.pretrained.libraries import without_values
 from hyperfl_flwr.models.pretrained.names import Body
 from hyperfl_flwr.models.pretrained.network import PROJECTION_SEED, PretrainedExtractor
 
@@ -56,29 +57,35 @@ _SOURCE = """    import hashlib
             images = images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images
 {resize}            return self.project(self.body(images))
 
+    def read(path):
+        values = load_file(path) if str(path).endswith(".safetensors") else torch.load(path, weights_only=True)
+        for key in ("state_dict", "model"):
+            values = values[key] if isinstance(values.get(key), dict) else values
+        return values
+
 {body}
     total = hashlib.sha256()
-    for name, value in sorted(body.state_dict().items()):
-        if not name.endswith("num_batches_tracked"):
+    for name, value in sorted(values.items()):
+        if not name.startswith({heads}) and not name.endswith("num_batches_tracked"):
             total.update(f"{{name}} {{value.dtype}} {{tuple(value.shape)}}\\n".encode())
             total.update(value.contiguous().numpy().tobytes())
     if total.hexdigest() != BODY:
         raise SystemExit("the weights of the body are not those of the training; give their file as second argument")
     extractor = Extractor(body, {places})"""
 
-_TORCHVISION = """    from torchvision.models import get_model
+_TORCHVISION = """    from torchvision.models import get_model, get_model_weights
 
-    body = get_model("{model}", weights=None if WEIGHTS else "DEFAULT")
-    if WEIGHTS:
-        read = load_file if str(WEIGHTS).endswith(".safetensors") else torch.load
-        body.load_state_dict(read(WEIGHTS), strict=False)
-    parent, _, leaf = [name for name, layer in body.named_modules() if isinstance(layer, nn.Linear)][-1].rpartition(".")
+    body = get_model("{model}", weights=None)
+    values = read(WEIGHTS) if WEIGHTS else get_model_weights("{model}")["DEFAULT"].get_state_dict()
+    body.load_state_dict(values, strict=False)
+    parent, _, leaf = "{head}".rpartition(".")
     setattr(body.get_submodule(parent), leaf, nn.Identity())"""
 
 _TIMM = """    import timm
 
-    given = {{"pretrained_cfg_overlay": {{"file": WEIGHTS}}}} if WEIGHTS else {{}}
-    body = timm.create_model("{model}", pretrained=True, num_classes=0{size}, **given)"""
+    values = read(WEIGHTS) if WEIGHTS else timm.create_model("{model}", pretrained=True, num_classes=0).state_dict()
+    given = {{"state_dict": dict(values)}}
+    body = timm.create_model("{model}", pretrained=True, num_classes=0{size}, pretrained_cfg_overlay=given)"""
 
 _TRAINED = """            self.projection = self.project = nn.Linear({features}, {width})"""
 
@@ -103,10 +110,11 @@ def extractor_source(extractor: PretrainedExtractor) -> str:
         ValueError: If the library's own functions do not load the body's weights in this size.
     """
     name, plan = extractor.name, extractor.plan
+    _, heads = without_values(name.body)
     if name.body.library == "torchvision":
         if plan.is_sized:
             raise ValueError(f"torchvision loads no weights of {name.body.model} for images of another size")
-        body = _TORCHVISION.format(model=name.body.model)
+        body = _TORCHVISION.format(model=name.body.model, head=heads[0].rstrip("."))
     else:
         body = _TIMM.format(model=name.body.model, size=f", img_size={plan.side}" if plan.is_sized else "")
     width = {"features": plan.features, "width": name.projection}
@@ -118,4 +126,6 @@ def extractor_source(extractor: PretrainedExtractor) -> str:
         projection = _CONSTANT.format(seed=seed_for(PROJECTION_SEED, "projection"), **width)
     places = [(place.module, place.channels, place.layout) for place in plan.places[: len(extractor.adapters)]]
     resize = _RESIZE.format(side=plan.side) if plan.side else ""
-    return _SOURCE.format(bottleneck=BOTTLENECK, projection=projection, resize=resize, body=body, places=places)
+    return _SOURCE.format(
+        bottleneck=BOTTLENECK, projection=projection, resize=resize, body=body, places=places, heads=heads
+    )

@@ -125,7 +125,7 @@ class Member:
             # Backward passes on a GPU would otherwise run in one thread of torch's, in which members cannot wait.
             with torch.autograd.set_multithreading_enabled(False):
                 self.result = self._work()
-        except Exception as error:  # noqa: BLE001 - a failing client must not stop the others
+        except BaseException as error:  # noqa: BLE001 - what is no failure of one client is raised by `run_together`
             self.result = error
         finally:
             self.ended, self.request = True, None
@@ -151,7 +151,8 @@ def run_together(works: Sequence[Callable[[], T]]) -> list[T | Exception]:
     """Call functions, each in a thread of its own, that pass the bodies of their networks together.
 
     Args:
-        works: The functions. Their networks share one body. They take no gradients of gradients and of images.
+        works: The functions. Their networks share one body. They take no gradients of gradients, no gradients of
+            images, and one gradient of each pass.
 
     Returns:
         For each function its result, or the error that ended it.
@@ -162,6 +163,9 @@ def run_together(works: Sequence[Callable[[], T]]) -> list[T | Exception]:
     finally:  # after an interruption no thread may wait forever
         for member in members:
             member.stop()
+    for member in members:
+        if isinstance(member.result, BaseException) and not isinstance(member.result, Exception):
+            raise member.result
     return [member.result for member in members]
 
 
@@ -198,7 +202,10 @@ def _serve(compute: Callable[[list[Any]], list[Any]], members: Sequence[Member])
 
 
 def _forward(requests: list[_Forward]) -> list[tuple[Tensor, _Pass, int]]:
-    leaves = [[value.detach().requires_grad_(each.has_gradient) for value in each.parameters] for each in requests]
+    # Copies: a client may step before others ask for their gradients of this pass.
+    leaves = [
+        [value.detach().clone().requires_grad_(each.has_gradient) for value in each.parameters] for each in requests
+    ]
     sizes = [len(each.images) for each in requests]
     extractor = requests[0].extractor
     images, autocast = torch.cat([each.images for each in requests]), requests[0].autocast

@@ -17,8 +17,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.models.pretrained.libraries import download, with_values
+from hyperfl_flwr.models.pretrained.libraries import COUNTER, body_values, download, with_values
 from hyperfl_flwr.models.pretrained.names import Body
+
+_INTEGERS = (torch.int64, torch.int32, torch.bool)
+"""Types of constants such as positions in a table."""
 
 AUTO = "auto"
 """Weights that the body's library downloads, or has downloaded before."""
@@ -87,7 +90,7 @@ def body_on(body: LoadedBody, device: torch.device, dtype: torch.dtype) -> nn.Mo
 @lru_cache(maxsize=4)
 def _downloaded(body: Body) -> LoadedBody:
     try:
-        return _hashed(download(body))
+        return _loaded(body, download(body))
     except ValueError as error:
         raise _problem(body, AUTO, f"{error}; give a file instead") from None
     except OSError as error:
@@ -99,7 +102,7 @@ def _downloaded(body: Body) -> LoadedBody:
 def _read(body: Body, path: Path, _signature: tuple[int, int]) -> LoadedBody:
     """Load a body from a file; the signature makes a changed file another one."""
     try:
-        return _hashed(with_values(body, _state_dict(path)))
+        return _loaded(body, _state_dict(path))
     except (ValueError, OSError) as error:
         advice = "give a state dict with the names of torchvision or timm"
         raise _problem(body, str(path), f"{path} does not have its weights: {error}; {advice}") from None
@@ -122,12 +125,17 @@ def _state_dict(path: Path) -> Mapping[str, Tensor]:
     return {str(name): value for name, value in found.items()}
 
 
-def _hashed(network: nn.Module) -> LoadedBody:
-    total = hashlib.sha256()
-    for name, value in sorted(network.state_dict().items()):
-        if not name.endswith("num_batches_tracked"):
-            total.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-            total.update(value.contiguous().numpy().data)
+def _loaded(body: Body, state: Mapping[str, Tensor]) -> LoadedBody:
+    """Return a body with its part of a state dict; the hash is of the values before they are fitted to another size."""
+    values = body_values(body, state)
+    network, total = with_values(body, values), hashlib.sha256()
+    for name, value in sorted(values.items()):
+        if name.endswith(COUNTER):
+            continue
+        if (not value.is_floating_point() and value.dtype not in _INTEGERS) or not bool(torch.isfinite(value).all()):
+            raise ValueError(f"{name} has values that are no finite numbers")
+        total.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        total.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
     return LoadedBody(network, total.hexdigest())
 
 
