@@ -146,7 +146,7 @@ def test_nodes_and_server_compare_weights(federate: Federate, weights: Path, tmp
 
 
 def test_nodes_that_join_compare_weights(weights: Path) -> None:
-    """A node that joins a finished run, or gets a model on demand, uses its owner's weights, which must be the run's."""
+    """A node that joins a finished run, or gets a model on demand, uses its owner's weights: those of the run."""
     node = NodeConfig.of({"lpm-weights": str(weights)})
     facts = {"input_shape": (1, 8, 8), "mean": (0.5,), "std": (0.5,), "classes": ("0", "1")}
     recipe = TargetRecipe(target=TARGET, body=body_hash(TARGET, str(weights)), **facts)
