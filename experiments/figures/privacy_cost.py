@@ -26,9 +26,9 @@ Curves = dict[tuple[str, str], list[Point]]
 
 
 def draw_privacy_cost(study: Study, study_manifest: StudyManifest, cells: Sequence[Cell], folder: Path) -> list[Path]:
-    """Draw a panel for each column: two curves for each method with noise, a level line for each method without.
+    """Draw a panel for each column in which a run has an epsilon.
 
-    The curves are the accuracy after local training and that of the aggregate; a run without noise, or with too little
+    It has two curves for each method with noise, and a level line for each method without. The curves are the accuracy after local training and that of the aggregate; a run without noise, or with too little
     for an epsilon, is a level line, too. Numbers are means over the seeds, and are written to
     `figure-privacy-cost.csv`.
 
@@ -44,8 +44,8 @@ def draw_privacy_cost(study: Study, study_manifest: StudyManifest, cells: Sequen
     Raises:
         RunDirectoryError: If no finished cell has noise with a stated epsilon.
     """
-    found = _curves(cells, folder)
-    if not any(epsilon for curves in found.values() for points in curves.values() for epsilon, _ in points):
+    found = {column: curves for column, curves in _curves(cells, folder).items() if _has_epsilon(curves)}
+    if not found:
         raise RunDirectoryError(
             f"no finished cell in {folder} has noise with a stated epsilon; set privacy.unit=client"
         )
@@ -81,6 +81,10 @@ def _curves(cells: Sequence[Cell], folder: Path) -> dict[str, Curves]:
                 point = (summaries[0]["privacy"]["epsilon"], mean)
                 found.setdefault(column, {}).setdefault((methods[row], number), []).append(point)
     return found
+
+
+def _has_epsilon(curves: Curves) -> bool:
+    return any(epsilon for points in curves.values() for epsilon, _ in points)
 
 
 def _draw_panel(panel: Axes, curves: Curves) -> None:
