@@ -28,9 +28,9 @@ Curves = dict[tuple[str, str], list[Point]]
 def draw_privacy_cost(study: Study, study_manifest: StudyManifest, cells: Sequence[Cell], folder: Path) -> list[Path]:
     """Draw a panel for each column in which a run has an epsilon.
 
-    It has two curves for each method with noise, and a level line for each method without. The curves are the accuracy after local training and that of the aggregate; a run without noise, or with too little
-    for an epsilon, is a level line, too. Numbers are means over the seeds, and are written to
-    `figure-privacy-cost.csv`.
+    It has two curves for each method with noise, and a level line for each method without. The curves are the accuracy
+    after local training and that of the aggregate; a run without noise, or with too little for an epsilon, is a level
+    line, too. Numbers are means over the seeds, and are written to `figure-privacy-cost.csv`.
 
     Args:
         study: The study.
