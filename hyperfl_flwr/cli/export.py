@@ -31,6 +31,9 @@ StateOption = Annotated[
 ]
 Run = Annotated[str | None, typer.Option(help="On a node: the run, as `experiment` in its manifest.")]
 Root = Annotated[Path | None, typer.Option(help="Folder of the run's data set; default: as in the run.")]
+Weights = Annotated[
+    Path | None, typer.Option(help="Weights of a pre-trained body; default: as in the run, else a download.")
+]
 
 
 @exports.command("export")
@@ -66,8 +69,9 @@ def run_export(
         out.print(str(path), markup=False)
 
 
-def _changes(data_root: Path | None) -> dict[str, Scalar]:
-    return {} if data_root is None else {"data-root": str(data_root.absolute())}
+def _changes(data_root: Path | None, weights: Path | None = None) -> dict[str, Scalar]:
+    given = {"data-root": data_root, "lpm.weights": weights}
+    return {key: str(path.expanduser().absolute()) for key, path in given.items() if path is not None}
 
 
 @exports.command("join")
@@ -90,14 +94,16 @@ def run_join(
     ] = None,
     data_root: Root = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:NUMBER.")] = "auto",
+    weights: Weights = None,
 ) -> None:
     """Join a finished run as a new client with labelled data; trains its private parameters, or its embedding."""
     from hyperfl_flwr.core.device import resolve_device
+    from hyperfl_flwr.models.provenance import use_weights
     from hyperfl_flwr.results.join import join, shared_of
     from hyperfl_flwr.results.join_server import join_with_server, joins_with_server
 
     if deployment is not None:
-        if data or output or data_root or device != "auto":
+        if data or output or data_root or weights or device != "auto":
             raise ConfigError(
                 "with --deployment, the node.toml of each joining node sets its data, output and device; give only the "
                 "run's folder and the rounds, network and rate of the embeddings"
@@ -110,18 +116,20 @@ def run_join(
     if kind not in ("npz", "folder") or not colon:
         raise ConfigError(f"--data must be npz:FILE or folder:PATH, got {data!r}")
     name = f"{kind}:{Path(path).expanduser().absolute()}"
-    where, place = source.absolute(), resolve_device(device)
+    where, place, changes = source.absolute(), resolve_device(device), _changes(data_root, weights)
     if joins_with_server(where):
         _print_joined(
             join_with_server(
                 where, name, output.absolute(), rounds or 20, place, target=model, rate=embedding_rate,
-                changes=_changes(data_root),
+                changes=changes,
             )
         )  # fmt: skip
         return
     if model or embedding_rate is not None:
         raise ConfigError("--model and --embedding-rate are for runs of pfedhn and it-pfl; leave them out")
-    done = join(shared_of(where, _changes(data_root)), name, output.absolute(), rounds or 3, place)
+    if weights is not None:  # a file of shared parameters names none
+        use_weights(str(changes["lpm.weights"]))
+    done = join(shared_of(where, changes), name, output.absolute(), rounds or 3, place)
     out.print(
         f"accuracy {100 * done.accuracy_before:.2f} % before and {100 * done.accuracy_after:.2f} % after "
         f"{done.seconds:.1f} s of training on {done.train_examples} samples, of {done.test_examples} test samples",
@@ -177,9 +185,7 @@ def run_predict(
         bool, typer.Option("--convert", help="Convert and resize images to the format that the model takes.")
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:NUMBER.")] = "auto",
-    weights: Annotated[
-        Path | None, typer.Option(help="Weights of a pre-trained body; default: as in the run, else a download.")
-    ] = None,
+    weights: Weights = None,
 ) -> None:
     """Predict the classes of samples; prints the accuracy if labels are known, and the CSV file's path."""
     from hyperfl_flwr.core.device import resolve_device
@@ -198,7 +204,7 @@ def run_predict(
         recipe, tensors = found.recipe, dict(found.tensors)
         err.print(str(found), markup=False)
     if weights is not None:
-        use_weights(str(weights.expanduser().absolute()))
+        use_weights(str(_changes(None, weights)["lpm.weights"]))
     samples = Path(data.removeprefix("npz:").removeprefix("folder:")).expanduser().absolute()
     predictions = predict(tensors, recipe, samples, resolve_device(device), convert=convert)
     for note in predictions.notes:

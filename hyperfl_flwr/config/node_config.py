@@ -271,7 +271,7 @@ class NodeConfig(Section):
             RefusalError: On a deployed node, if the run names a file or folder, or weights that the owner does not.
         """
         given: dict[str, Scalar] = {"data-root": self.data_root, "device": self.device, "threads": self.threads}
-        given["lpm.weights"] = self.lpm_weights or owners_weights(str(run_config["target"]), simulated=self.simulated)
+        given["lpm.weights"] = self.lpm_weights or owners_weights(run_config.get("target"), simulated=self.simulated)
         if self.simulated:
             given = {key: value for key, value in given.items() if re.sub("[-.]", "_", key) in self.model_fields_set}
         elif not self.data and is_local_data(str(run_config.get("dataset", ""))):

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator
 
 from hyperfl_flwr.core.errors import RefusalError
+from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.settings import Section, absolute, setting
 from hyperfl_flwr.models.pretrained.names import is_pretrained
 
@@ -35,7 +36,7 @@ class LpmConfig(Section):
     )
 
 
-def owners_weights(target: str, *, simulated: bool) -> str:
+def owners_weights(target: Scalar | None, *, simulated: bool) -> str:
     """Return the setting `lpm.weights` on a node whose owner has not given it.
 
     Args:
@@ -46,7 +47,7 @@ def owners_weights(target: str, *, simulated: bool) -> str:
         RefusalError: If the target has a pre-trained body: a server could otherwise have a node download networks of
             any size.
     """
-    if is_pretrained(target) and not simulated:
+    if is_pretrained(str(target)) and not simulated:
         raise RefusalError(
             f"target = {target} has a pre-trained body; its owner must give lpm-weights in the node config: a file "
             f"with the weights, or auto to download them"

@@ -156,7 +156,7 @@ def read_model(path: Path) -> tuple[TargetRecipe, dict[str, Tensor]]:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        facts = {name: json.loads(metadata[name]) for name in NAMES if name != "body" or name in metadata}
+        facts = {name: json.loads(metadata[name]) for name in NAMES if name in metadata}
         if is_factory(str(facts["target"])):
             custom_source.find(facts["target"], [path.parent / source_folder(path.stem), Path.cwd()])
         recipe = TargetRecipe.of(facts)

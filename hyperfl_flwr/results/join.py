@@ -34,6 +34,7 @@ from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.classification import evaluate
 from hyperfl_flwr.models.layers.dropout import seed_dropout
 from hyperfl_flwr.models.model_spec import TargetRecipe
+from hyperfl_flwr.models.provenance import refuse_other_body
 from hyperfl_flwr.models.standalone import write_model
 from hyperfl_flwr.node.private_state import INITIAL, PrivateState
 from hyperfl_flwr.protocol.arrays import SharedArrays, unpack_arrays
@@ -137,7 +138,9 @@ def _read(path: Path) -> Shared:
         return Shared(
             config=resolved(joining_config(entries["settings"])),
             arrays=arrays,
-            recipe=TargetRecipe.of({field.name: entries[field.name] for field in fields(TargetRecipe)}),
+            recipe=TargetRecipe.of(
+                {each.name: entries[each.name] for each in fields(TargetRecipe) if each.name in entries}
+            ),
             experiment=str(entries["experiment"]),
             round=int(entries["round"]),
         )
@@ -171,6 +174,7 @@ def join(shared: Shared, dataset: str, output: Path, rounds: int, device: torch.
         HyperFLError: If the data do not fit, or the folder is in use.
     """
     refuse_used_directory(output)
+    refuse_other_body(shared.recipe.target, shared.recipe.body)
     member = _member(shared, labelled_data(dataset, shared.recipe), output, device)
     data = member.context.data
     try:

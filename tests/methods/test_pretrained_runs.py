@@ -15,6 +15,7 @@ import timm
 import torch
 from federations import Call, Federate, last_checkpoint, outcome
 from safetensors.torch import save_file
+from sklearn.datasets import load_digits
 
 from clients.novel.node import check_body
 from hyperfl_flwr.app.client import app
@@ -143,6 +144,45 @@ def test_nodes_and_server_compare_weights(federate: Federate, weights: Path, tmp
     assert NodeConfig.of({}).applied_to(default_settings()).lpm.weights == "auto"
     assert NodeConfig.of(owner).applied_to(flat).lpm.weights == str(other)
     assert NodeConfig.of({"simulated": True}).applied_to(flat).lpm.weights == str(weights)
+
+
+def own_digits(path: Path) -> Path:
+    digits = load_digits()
+    images = (digits.images[:, None] * 15).astype(np.uint8)
+    parts = {"images": images[:40], "labels": digits.target[:40]}
+    np.savez(path, **parts, test_images=images[40:60], test_labels=digits.target[40:60])
+    return path
+
+
+@pytest.mark.parametrize("method", ["hyperfl", "pfedhn"])
+def test_a_client_joins(method: str, federate: Federate, weights: Path, tmp_path: Path, call: Call) -> None:
+    """From the run's folder and, without a server, from the file of what is shared, with the body's weights."""
+    run, mine = federate(method, **settings(weights)), f"npz:{own_digits(tmp_path / 'mine.npz')}"
+    sources = [run]
+    if method == "hyperfl":
+        sources.append(tmp_path / "shared.safetensors")
+        assert call("export", run, "--shared", "-o", sources[1])[0] == 0
+    for number, source in enumerate(sources):
+        words = ("join", source, "--data", mine, "--rounds", "1", "--device", "cpu", "-o", f"joined-{number}")
+        assert call(*words, "--weights", weights)[::2] == (0, "")
+        facts = json.loads(Path(f"joined-{number}/model.json").read_text())
+        assert facts["body"] == body_hash(TARGET, str(weights))
+    other = tmp_path / "other.safetensors"
+    torch.manual_seed(1)
+    save_file(timm.create_model("test_resnet").state_dict(), other)
+    if method == "hyperfl":
+        code, _, problem = call(*words[:-1], "joined-other", "--weights", other)
+        assert code == 2
+        assert "was trained with the weights" in problem
+
+
+def test_adapters_in_secure_sums(federate: Federate, weights: Path) -> None:
+    """The sum of nodes that add masks is that of plain nodes, up to the rounding of fixed-point numbers."""
+    plan = {"num-clients": 3, "num-rounds": 1}
+    plain, _ = last_checkpoint(federate("hyperfl-frozen", 3, **settings(weights, **plan)))
+    masked, _ = last_checkpoint(federate("hyperfl-frozen", 3, **settings(weights, **plan, **{"secagg.enabled": True})))
+    for key, values in plain.items():
+        np.testing.assert_allclose(masked[key], values, atol=1e-5, err_msg=key)
 
 
 def test_nodes_that_join_compare_weights(weights: Path) -> None:

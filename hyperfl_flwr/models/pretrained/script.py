@@ -68,7 +68,7 @@ _SOURCE = """    import hashlib
     for name, value in sorted(values.items()):
         if not name.startswith({heads}) and not name.endswith("num_batches_tracked"):
             total.update(f"{{name}} {{value.dtype}} {{tuple(value.shape)}}\\n".encode())
-            total.update(value.contiguous().numpy().tobytes())
+            total.update(value.contiguous().flatten().view(torch.uint8).numpy().tobytes())
     if total.hexdigest() != BODY:
         raise SystemExit("the weights of the body are not those of the training; give their file as second argument")
     extractor = Extractor(body, {places})"""
