@@ -11,6 +11,7 @@ from typing import Any
 from experiments.runner import StudyManifest, differences, seeds_in
 from experiments.study import Study
 from experiments.study_axes import Expected, Line
+from experiments.units import unit_of
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.runs.run_directory import has_secure_sums, read_manifest
 from hyperfl_flwr.runs.summary import NOT_KNOWN, OF_SINGLE_CLIENTS
@@ -200,17 +201,6 @@ def _value(metric: str, row: Line, column: Line, summary: Mapping[str, Any]) -> 
 
 def _in_unit(value: float, metric: str) -> float:
     return float(value) * (100 if unit_of(metric) == "%" else 1)
-
-
-def unit_of(metric: str) -> str:
-    """Return the unit in which a number of summary.json is shown."""
-    if "bytes" in metric:
-        return "bytes"
-    if metric.endswith("_models"):
-        return ""
-    if "accuracy" in metric or metric == "labels_found" or metric.startswith("novel_"):
-        return "%"
-    return "dB" if "psnr" in metric else "s" if "seconds" in metric else ""
 
 
 def with_metric(study: Study, metric: str) -> Study:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,63 +15,130 @@ import hyperfl_flwr.core.guard_all  # noqa: F401 - before what it guards
 from hyperfl_flwr.launch.console import err, out, parse_setting
 
 if TYPE_CHECKING:
-    from experiments.study import Cell
+    from experiments.study import Cell, Study
+    from hyperfl_flwr.core.setting_types import Scalar
 
 studies = typer.Typer()
+
+FromRecords = Annotated[
+    str,
+    typer.Option(
+        "--records",
+        help="A file of records, or the name of one of the project's own: restore its cells to the study's folder "
+        "first, which is then ./runs/studies/NAME-records by default.",
+    ),
+]
 
 OnCell = Callable[["Cell", str], None]
 
 
+Jobs = Annotated[int | None, typer.Option(help="Number of parallel runs; default: one per core.", min=1)]
+DataRoot = Annotated[Path | None, typer.Option(help="Folder of the data sets; default: your cache folder.")]
+
+
 @studies.command()
 def study(
-    name: Annotated[str, typer.Argument(help="One of `hyperfl studies`.")],
+    name: Annotated[str, typer.Argument(help="One of `hyperfl studies`, or a TOML file of yours.")],
     quick: Annotated[bool, typer.Option("--quick", help="Do tiny runs that only show that everything works.")] = False,
     methods: Annotated[list[str] | None, typer.Option(help="Rows of the study; repeatable; default: all.")] = None,
     datasets: Annotated[list[str] | None, typer.Option(help="Columns, or their data sets; repeatable.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Number of seeds; default: the study's.", min=1)] = None,
-    jobs: Annotated[int | None, typer.Option(help="Number of parallel runs; default: one per core.", min=1)] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: your cache folder.")] = None,
+    jobs: Jobs = None,
+    data_root: DataRoot = None,
     output: Annotated[Path | None, typer.Option(help="The study's folder; default: ./runs/studies/NAME.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting of all runs, as KEY=VALUE.")] = None,
+    records: FromRecords = "",
 ) -> None:
     """Run a study's unfinished cells; the last line printed is the study's folder."""
     # Deferred, here and below: importing torch would delay every command.
-    from experiments.runner import StudyManifest, default_folder, open_study_folder, run_cells
+    from experiments.runner import StudyManifest, open_study_folder
     from experiments.study import load_study
+
+    found = load_study(name)
+    changes = _changes(set_, data_root)
+    cells = found.cells(quick=quick, rows=methods or (), columns=datasets or (), seeds=seeds, changes=changes)
+    folder = _study_folder(found, output, quick=quick, records=records)
+    open_study_folder(folder, StudyManifest(study=found.name, quick=quick, changes=changes))
+    _run(found, cells, folder, jobs, quick=quick)
+    out.print(str(folder), markup=False)
+
+
+@studies.command()
+def sweep(
+    methods: Annotated[list[str], typer.Option(help="Methods; several are separated by commas.")],
+    dataset: Annotated[list[str] | None, typer.Option(help="Data sets, separated by commas; default: digits.")] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(help="Values that a setting has in every method's runs, as KEY=VALUE,VALUE; repeatable."),
+    ] = None,
+    num_rounds: Annotated[int | None, typer.Option(help="Number of federated rounds.")] = None,
+    num_clients: Annotated[int | None, typer.Option(help="Number of clients N.")] = None,
+    seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1)] = 1,
+    jobs: Jobs = None,
+    data_root: DataRoot = None,
+    output: Annotated[Path | None, typer.Option(help="Folder of the sweep; default: ./runs/studies/sweep.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting of all runs, as KEY=VALUE.")] = None,
+) -> None:
+    """Run methods on data sets with some values of settings, and print the table; repeated, it goes on.
+
+    It writes `sweep.toml` to its folder: a study that can be changed and extended.
+    """
+    from experiments.sweep import NAME, make_sweep, parse_grid
+
+    chosen = {"num-rounds": num_rounds, "num-clients": num_clients}
+    settings = {key: value for key, value in chosen.items() if value is not None} | _changes(set_, None)
+    folder = (output or Path("runs", "studies", NAME)).absolute()
+    values = parse_grid(grid or ())
+    found = make_sweep(folder, _split(methods), _split(dataset or ["digits"]), seeds, settings, values)
+    _run(found, found.cells(changes=_changes(None, data_root)), folder, jobs, quick=True)
+    _print_table(found, folder, mix=False)
+
+
+def _changes(texts: list[str] | None, data_root: Path | None) -> dict[str, Scalar]:
+    changes = dict(map(parse_setting, texts or ()))
+    return changes | ({} if data_root is None else {"data-root": str(data_root.absolute())})
+
+
+def _split(texts: list[str]) -> list[str]:
+    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
+
+
+def _run(found: Study, cells: Sequence[Cell], folder: Path, jobs: int | None, *, quick: bool) -> None:
+    """Run the unfinished cells with a progress bar, as many at a time as the machine has cores for."""
+    from experiments.runner import run_cells
     from hyperfl_flwr.core.device import resolve_device
     from hyperfl_flwr.launch.sizing import Machine, suitable_jobs
 
-    found = load_study(name)
-    changes = dict(parse_setting(text) for text in set_ or ())
-    if data_root is not None:
-        changes["data-root"] = str(data_root.absolute())
-    cells = found.cells(quick=quick, rows=methods or (), columns=datasets or (), seeds=seeds, changes=changes)
-    folder = output.absolute() if output else default_folder(name, quick=quick)
-    open_study_folder(folder, StudyManifest(study=name, quick=quick, changes=changes))
     config = cells[0].config
     threads = 1 if config.threads == "auto" else config.threads
     number = jobs or suitable_jobs(Machine.detect(resolve_device(config.device)), len(cells), threads)
     with _cells_progress(found.title, len(cells)) as (on_finished, on_note):
         run_cells(found, cells, folder, number, on_finished, quick=quick, on_note=on_note)
-    out.print(str(folder), markup=False)
 
 
 @studies.command()
 def table(
-    name: Annotated[str, typer.Argument(help="One of `hyperfl studies`.")],
+    name: Annotated[str, typer.Argument(help="One of `hyperfl studies`, or a TOML file of yours.")],
     output: Annotated[Path | None, typer.Option(help="The study's folder; default: ./runs/studies/NAME.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Use the study's quick runs.")] = False,
     mix: Annotated[bool, typer.Option("--mix", help="Accept runs of different commits or settings.")] = False,
     metric: Annotated[str, typer.Option(help="Number of summary.json to show; default: the study's.")] = "",
+    records: FromRecords = "",
 ) -> None:
     """Print a study's table, and write it to its folder as Markdown, CSV and LaTeX."""
-    from experiments.collect import collect, with_metric
-    from experiments.runner import default_folder, read_study_manifest
+    from experiments.collect import with_metric
     from experiments.study import load_study
+
+    found = with_metric(load_study(name), metric) if metric else load_study(name)
+    folder = _study_folder(found, output, quick=quick, records=records)
+    _print_table(found, folder, mix=mix)
+
+
+def _print_table(found: Study, folder: Path, *, mix: bool) -> None:
+    from experiments.collect import collect
+    from experiments.runner import read_study_manifest
     from experiments.tables import markdown, write_tables
 
-    folder = output.absolute() if output else default_folder(name, quick=quick)
-    found = with_metric(load_study(name), metric) if metric else load_study(name)
     collected = collect(found, read_study_manifest(folder), folder, mix=mix)
     written = write_tables(collected, folder)
     out.print(markdown(collected), markup=False)
@@ -81,7 +148,7 @@ def table(
 
 @studies.command()
 def figure(
-    name: Annotated[str, typer.Argument(help="One of `hyperfl studies`.")],
+    name: Annotated[str, typer.Argument(help="One of `hyperfl studies`, or a TOML file of yours.")],
     output: Annotated[Path | None, typer.Option(help="The study's folder; default: ./runs/studies/NAME.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Use the study's quick runs.")] = False,
     number: Annotated[
@@ -94,16 +161,46 @@ def figure(
     open_private_state: Annotated[
         bool, typer.Option("--open-private-state", help="Allow reading embeddings from simulated clients' files.")
     ] = False,
+    records: FromRecords = "",
 ) -> None:
     """Draw a study's figures, or the given numbers over the rounds; prints the paths of the pictures."""
     from experiments.figures.curves import draw
-    from experiments.runner import default_folder, read_study_manifest
+    from experiments.runner import read_study_manifest
     from experiments.study import load_study
 
-    folder, found = output.absolute() if output else default_folder(name, quick=quick), load_study(name)
+    found = load_study(name)
+    folder = _study_folder(found, output, quick=quick, records=records)
     for kind in number or found.figures:
         for picture in draw(found, read_study_manifest(folder), folder, kind, open_private_state=open_private_state):
             out.print(str(picture), markup=False)
+
+
+@studies.command()
+def record(
+    name: Annotated[str, typer.Argument(help="One of `hyperfl studies`, or a TOML file of yours.")],
+    file: Annotated[Path, typer.Argument(help="File of records; made if it is missing, else cells are replaced.")],
+    output: Annotated[Path | None, typer.Option(help="The study's folder; default: ./runs/studies/NAME.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Use the study's quick runs.")] = False,
+) -> None:
+    """Write a study's finished cells to a small file: settings, commit, machine and numbers, without the runs."""
+    from experiments.records import record as write_records
+    from experiments.study import load_study
+
+    found = load_study(name)
+    cells = write_records(found, _study_folder(found, output, quick=quick, records=""), file)
+    out.print(f"{len(cells)} cells in {file}", markup=False)
+
+
+def _study_folder(found: Study, output: Path | None, *, quick: bool, records: str) -> Path:
+    """Return a study's folder, after cells have been restored to it from a file of records, if there is one."""
+    from experiments.records import find_records, read_records, restore
+    from experiments.runner import default_folder
+
+    folder = output.absolute() if output else default_folder(found.name, quick=quick, recorded=bool(records))
+    if records:
+        for place, reason in restore(found, read_records(find_records(records)), folder).items():
+            err.print(f"{', '.join(map(str, place))}: the record is out of date: {reason}", markup=False)
+    return folder
 
 
 @studies.command("studies")

@@ -58,7 +58,7 @@ def open_study_folder(folder: Path, study_manifest: StudyManifest) -> None:
     document = {
         "study": study_manifest.study,
         "quick": study_manifest.quick,
-        "changes": _without_machine_settings(study_manifest.changes),
+        "changes": without_machine_settings(study_manifest.changes),
     }
     if is_foreign(folder, DESCRIPTION):
         raise RunDirectoryError(f"{folder} is neither empty nor a study's folder; choose another --output")
@@ -80,7 +80,8 @@ def read_study_manifest(folder: Path) -> StudyManifest:
     return StudyManifest(**json.loads((folder / DESCRIPTION).read_text()))
 
 
-def _without_machine_settings(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
+def without_machine_settings(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return settings without those of the machine, which do not change the results, in the order of their names."""
     machine_settings = RESUMABLE_CHANGES - {"num-rounds"}
     return {
         key: value for key, value in sorted(changes.items()) if key not in machine_settings or key.startswith("novel.")
@@ -115,10 +116,10 @@ def differences(cell: Cell, manifest: Mapping[str, Any]) -> list[str]:
     """
     # A run may record a setting as given (`auto`) or as resolved: both are equal to the cell's.
     given, expected = (
-        _without_machine_settings(cell.settings),
-        _without_machine_settings(resolved(cell.config).flat() | cell.attack),
+        without_machine_settings(cell.settings),
+        without_machine_settings(resolved(cell.config).flat() | cell.attack),
     )
-    recorded = _without_machine_settings({**default_settings(), **trained_settings(manifest)})
+    recorded = without_machine_settings({**default_settings(), **trained_settings(manifest)})
     differing = [
         key for key in sorted({*expected, *recorded}) if recorded.get(key) not in (given.get(key), expected.get(key))
     ]
@@ -294,6 +295,6 @@ def _visible_gpus() -> list[str]:
     return [str(number) for number in range(torch.cuda.device_count())]
 
 
-def default_folder(study: str, *, quick: bool) -> Path:
-    """Return the default folder of a study's runs."""
-    return Path(os.getcwd()) / "runs" / "studies" / (f"{study}-quick" if quick else study)  # noqa: PTH109
+def default_folder(study: str, *, quick: bool, recorded: bool = False) -> Path:
+    """Return the default folder of a study's runs, or of those that are restored from records."""
+    return Path(os.getcwd()) / "runs" / "studies" / (study + "-quick" * quick + "-records" * recorded)  # noqa: PTH109

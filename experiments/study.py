@@ -1,13 +1,13 @@
 """Load studies: files that define compared settings, data and seeds, and the numbers that a paper reports.
 
-A study is a file `experiments/studies/NAME.toml`::
+A study is a file `experiments/studies/NAME.toml`, or one of yours; only `rows` are required::
 
-    title = "HyperFL, Table 1"
-    metric = "test_accuracy"       # number of summary.json
-    unit = "%"                     # unit of the tables; % multiplies by 100
-    seeds = 2                      # number of seeds, counted from 0
-    num-nodes = 2                  # nodes of every run; results depend on it to the bit
-    paper = "table-1.csv"          # file of experiments/expected; optional
+    title = "HyperFL, Table 1"     # default: the file's name
+    metric = "test_accuracy"       # number of summary.json; this is the default
+    unit = "%"                     # unit of the tables; % multiplies by 100; default: the metric's
+    seeds = 2                      # number of seeds, counted from 0; default: 1
+    num-nodes = 2                  # nodes of every run; default: 2; they do not change the results
+    paper = "table-1.csv"          # file of experiments/expected, or next to your file; optional
     beside = "the paper's number"  # description of these numbers; optional
     standard-error = "clients"     # summary.json has METRIC_sem, the standard error over these; optional
     figures = ["personalized_accuracy"]     # default figures: numbers of metrics.jsonl, `labels`, `embeddings`
@@ -33,6 +33,7 @@ from pathlib import Path
 
 from experiments.attack_cell import PREFIX, AttackedCell
 from experiments.study_axes import Expected, Line, Settings, read_expected, read_lines, runs_of, with_grid
+from experiments.units import unit_of
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
@@ -199,42 +200,94 @@ def study_names() -> list[str]:
     return sorted(path.stem for path in (FOLDER / "studies").glob("*.toml"))
 
 
+TABLES = ("settings", "quick", "rows", "columns", "grid")
+KEYS = {"title", "metric", "unit", "seeds", "num-nodes", "paper", "beside", "standard-error", "figures", *TABLES}
+"""Keys of a study's file, of which `TABLES` have tables."""
+
+
 def load_study(name: str) -> Study:
-    """Read a study's file.
+    """Read a study: one of the project's own, or a file of yours.
+
+    Args:
+        name: A name of `study_names`, or the path of a TOML file, whose name is then the study's.
 
     Raises:
-        ConfigError: If there is no study of this name.
+        ConfigError: If there is no study of this name, or the file is not a study.
     """
-    if name not in study_names():
+    file = _study_file(name)
+    try:
+        text = file.read_text()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read the study {file}: {error}") from None
+    return parse_study(text, file)
+
+
+def parse_study(text: str, file: Path) -> Study:
+    """Return the study that a text defines.
+
+    Args:
+        text: TOML, see the module.
+        file: Path of the study's file, which need not exist; its name is the study's.
+
+    Raises:
+        ConfigError: If the text is not a study.
+    """
+    try:
+        document = tomllib.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"the study {file} is not TOML: {error}") from None
+    if unknown := sorted(set(document) - KEYS):
         raise ConfigError(
-            f"there is no study {name!r}; known: {', '.join(study_names())}{nearest(name, study_names())}"
+            f"{file} has unknown keys: {', '.join(unknown)}; known: {', '.join(sorted(KEYS))}"
+            f"{nearest(unknown[0], KEYS)}. Settings of all runs belong below [settings]"
         )
-    document = tomllib.loads((FOLDER / "studies" / f"{name}.toml").read_text())
-    quick = dict(document.get("quick", {}))
+    for key in TABLES:
+        if not isinstance(document.get(key, {}), Mapping):
+            raise ConfigError(f"{key} in {file} must be a table of settings; got {document[key]!r}")
+    if not document.get("rows"):
+        raise ConfigError(f'{file} has no rows; give at least one, such as [rows.fedavg] with method = "fedavg"')
+    metric, quick = document.get("metric", "test_accuracy"), dict(document.get("quick", {}))
     study = Study(
-        name=name,
-        title=document["title"],
-        metric=document["metric"],
-        unit=document["unit"],
-        seeds=document["seeds"],
-        num_nodes=document["num-nodes"],
+        name=file.stem,
+        title=document.get("title", file.stem),
+        metric=metric,
+        unit=document.get("unit", unit_of(metric)),
+        seeds=document.get("seeds", 1),
+        num_nodes=document.get("num-nodes", 2),
         settings=flatten(document.get("settings", {})),
         quick_rows=quick.pop("rows", ()),
         quick_columns=quick.pop("columns", ()),
         quick=flatten(quick),
         rows=with_grid(read_lines(document["rows"]), flatten(document.get("grid", {}))),
-        columns=read_lines(document["columns"]),
+        columns=read_lines(document.get("columns") or {"all": {"label": metric}}),
         expected={},
         reference=document.get("beside", "the paper's number"),
         standard_error=document.get("standard-error", ""),
         figures=document.get("figures", ("personalized_accuracy",)),
     )
+    for line in (*study.rows, *study.columns):
+        if "/" in line.name or line.name.startswith("."):
+            raise ConfigError(
+                f"{line.name!r} in {file} cannot be the name of a folder; give the line a name without a slash, and "
+                "its title as `label`"
+            )
     if "paper" not in document:
         return study
     rows, columns = ({line.name: line for line in lines} for lines in (study.rows, study.columns))
-    file = FOLDER / "expected" / document["paper"]
-    expected = read_expected(file, lambda row, column: study.metric_of(rows[row], columns[column]))
+    expected_file = (FOLDER / "expected" if file.parent == FOLDER / "studies" else file.parent) / document["paper"]
+    expected = read_expected(expected_file, lambda row, column: study.metric_of(rows[row], columns[column]))
     return replace(study, expected=expected)
+
+
+def _study_file(name: str) -> Path:
+    if name.endswith(".toml"):
+        return Path(name)
+    if name not in study_names():
+        raise ConfigError(
+            f"there is no study {name!r}; known: {', '.join(study_names())}{nearest(name, study_names())}; "
+            "a file of your own is named with its ending, .toml"
+        )
+    return FOLDER / "studies" / f"{name}.toml"
 
 
 def _chosen(lines: Sequence[Line], names: Collection[str], kind: str, called: Callable[[Line], set[str]]) -> list[Line]:

@@ -7,8 +7,9 @@ import math
 import re
 from pathlib import Path
 
-from experiments.collect import FAILED, NOT_REACHED, Collected, Entry, unit_of
+from experiments.collect import FAILED, NOT_REACHED, Collected, Entry
 from experiments.study import Study
+from experiments.units import unit_of
 from hyperfl_flwr.runs.summary import NOT_KNOWN
 
 NOTHING = "–"

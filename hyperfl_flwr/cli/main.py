@@ -17,6 +17,7 @@ from rich.table import Table
 
 from hyperfl_flwr import __version__
 from hyperfl_flwr.cli.audit import audits
+from hyperfl_flwr.cli.compare import comparisons
 from hyperfl_flwr.cli.deploy import deployments
 from hyperfl_flwr.cli.doctor import doctors
 from hyperfl_flwr.cli.dp import budgets
@@ -41,6 +42,7 @@ cli = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
     help="Federated learning with hypernetworks and without sharing models, on Flower.",
 )  # fmt: skip
+cli.add_typer(comparisons)
 cli.add_typer(audits)
 cli.add_typer(personal)
 cli.add_typer(deployments, name="deploy")

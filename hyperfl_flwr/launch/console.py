@@ -24,7 +24,13 @@ def parse_setting(text: str) -> tuple[str, Scalar]:
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise ConfigError(f"--set must be KEY=VALUE, got {text!r}")
+    return key, parse_value(value)
+
+
+def parse_value(text: str) -> Scalar:
+    """Return a value that is read as TOML, or as a string if it is not TOML."""
     try:
-        return key, tomllib.loads(f"value = {value}")["value"]
+        value: Scalar = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return key, value
+        return text
+    return value

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
-from hyperfl_flwr.runs.plots import BLUE, INK, RULES, STYLE, VERMILLION
+from hyperfl_flwr.runs.plots import COLOURS, INK, RULES, STYLE
 
-THEME = {INK: "ink", RULES: "rules", BLUE: "blue", VERMILLION: "vermillion"}
+THEME = {INK: "ink", RULES: "rules"} | dict(zip(COLOURS, ("blue", "vermillion", "green", "purple"), strict=True))
 """Colours of figures and the variables of `templates/page.css` that have a value for each theme."""
 
 _NOTHING = dict.fromkeys(("Date", "Creator", "Format", "Type"))

@@ -4,6 +4,7 @@ The colours are those of Okabe and Ito, which colour-blind readers can distingui
 that the figures are readable in black and white.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,17 @@ INK, RULES = "#1b1f24", "#c9ced4"
 BLUE, VERMILLION = "#0072b2", "#d55e00"
 COLOURS = (BLUE, VERMILLION, "#009e73", "#cc79a7")
 """Colours of data: M. Okabe and K. Ito, Color Universal Design, 2008."""
+
+RUN_STYLES = [(style, COLOURS[number % len(COLOURS)]) for number, style in enumerate(
+    ("-o", "--s", ":^", "-.d", "--o", "-s", "-.^", ":d")
+)]  # fmt: skip
+"""Line, marker and colour of each run in a figure of several."""
+
+COMPARED = {
+    "personalized accuracy (after local training)": ("train", "personalized_accuracy"),
+    "aggregate accuracy (as received)": ("aggregate", "aggregate_accuracy"),
+}
+"""Kind and name of the curves of a comparison, by caption."""
 
 STYLE: dict[Any, Any] = {
     "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
@@ -144,23 +156,34 @@ def plot_comparison(paths: Mapping[str, Sequence[Path]], picture: Path) -> None:
     """
     figure = _figure(8, 3.6)
     panels = figure.subplots(1, 2, sharey=True)
-    curves = (("train", "personalized_accuracy"), ("aggregate", "aggregate_accuracy"))
-    styles = zip(("-o", "--s", ":^", "-.d"), COLOURS, strict=True)
-    for (name, runs), (style, colour) in zip(paths.items(), styles, strict=False):
-        for number, run in enumerate(runs):
-            records, label = list(read_metrics(run)), None if number else name  # one entry of the legend for each name
-            for panel, curve in zip(panels, curves, strict=True):
-                panel.plot(
-                    *_curve(records, *curve), style, color=colour, markersize=3, linewidth=1, mfc="white", label=label
-                )
-    for panel, title in zip(
-        panels, ("personalized accuracy (after local training)", "aggregate accuracy (as received)"), strict=True
-    ):
-        panel.set_title(title, fontsize="medium")
-        _over_rounds(panel)
-        _in_percent(panel)
+    for panel, (caption, curve) in zip(panels, COMPARED.items(), strict=True):
+        _draw_runs(panel, paths, curve)
+        panel.set_title(caption, fontsize="medium")
     panels[0].legend(loc="lower right")
     save(figure, picture)
+
+
+@rc_context(STYLE)
+def comparison_panels(paths: Mapping[str, Sequence[Path]]) -> dict[str, Figure]:
+    """Return each panel of `plot_comparison` as a separate figure, by caption."""
+    figures = {}
+    for caption, curve in COMPARED.items():
+        figures[caption] = _figure(PANEL_INCHES[0], PANEL_INCHES[1] + 0.18 * len(paths))
+        axes = figures[caption].subplots()
+        _draw_runs(axes, paths, curve)
+        axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.17), ncols=1, handlelength=2.2)
+    return figures
+
+
+def _draw_runs(axes: Axes, paths: Mapping[str, Sequence[Path]], curve: tuple[str, str]) -> None:
+    """Draw a curve of every run; those with more names than there are styles share them."""
+    for (name, runs), (style, colour) in zip(paths.items(), itertools.cycle(RUN_STYLES), strict=False):
+        for number, run in enumerate(runs):
+            label = None if number else name  # one entry of the legend for each name
+            points = _curve(list(read_metrics(run)), *curve)
+            axes.plot(*points, style, color=colour, markersize=3, linewidth=1, mfc="white", label=label)
+    _over_rounds(axes)
+    _in_percent(axes)
 
 
 def _figure(width: float, height: float) -> Figure:

@@ -32,7 +32,7 @@ def test_every_page_with_commands_is_run() -> None:
     covered = {
         "index", "tutorial", "reference/data-sets", "how-to/own-data", "how-to/own-network", "how-to/engines",
         "how-to/pretrained",
-        "how-to/many-clients", "how-to/export", "how-to/join", "how-to/tensorboard",
+        "how-to/compare", "how-to/many-clients", "how-to/export", "how-to/join", "how-to/tensorboard",
         "how-to/deploy", "how-to/deploy-security",
     }  # fmt: skip
     pages = [*DOCS.glob("*.md"), *HOW_TO.glob("*.md"), *(DOCS / "reference").glob("*.md")]
@@ -100,6 +100,24 @@ def test_many_clients(tmp_path: Path) -> None:
     assert [row["clients"] for row in trained] == [4, 4]
     (evaluated,) = [row for row in rows if row["kind"] == "aggregate" and row["round"] == 2]
     assert (evaluated["clients"], evaluated["drawn_from"]) == (10, 20)
+
+
+def test_compare(tmp_path: Path) -> None:
+    """The sweep has a row for each method and rate, the page compares two of them, and the study of the page runs."""
+    page, checkout = HOW_TO / "compare.md", copy_checkout(tmp_path)
+    (study,) = re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)
+    (checkout / "mine.toml").write_text(study.replace("num-clients = 10", "num-clients = 3").replace("= 5", "= 1"))
+    done = shell(script(commands(page)), checkout)
+    assert done.returncode == 0, done.stderr
+    for method in ("local", "fedavg"):
+        for rate in (0.05, 0.1):
+            assert f"| {method}, learning-rate {rate} |" in done.stdout
+    assert "Did federation help? fedavg: " in done.stdout
+    assert (checkout / "comparison.html").is_file()
+    assert "6 cells in mine.jsonl" in done.stdout
+    tables = re.findall(r"^\| FedProx, strong \|.*$", done.stdout, re.MULTILINE)
+    assert len(tables) == 2
+    assert tables[0] == tables[1]
 
 
 def test_flowers_own_commands(tmp_path: Path) -> None:

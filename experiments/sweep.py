@@ -1,0 +1,103 @@
+"""Make the study of a sweep: methods, data sets and values of settings, all combined, as `hyperfl sweep` runs it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from experiments.runner import StudyManifest, open_study_folder
+from experiments.study import Study, parse_study
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.core.toml_files import toml_value
+from hyperfl_flwr.launch.console import parse_value
+
+NAME = "sweep"
+"""Name of the study."""
+
+
+def make_sweep(
+    folder: Path,
+    methods: Sequence[str],
+    datasets: Sequence[str],
+    seeds: int,
+    settings: Mapping[str, Scalar],
+    grid: Mapping[str, Sequence[Scalar]],
+) -> Study:
+    """Write the study of a sweep to its folder, and return it; see `sweep_text` for the arguments.
+
+    An earlier sweep in the folder is continued if the settings of its runs are the same.
+
+    Raises:
+        ConfigError: If a method or data set is given twice, or a setting is wrong.
+        RunDirectoryError: If the folder is neither empty nor of a sweep.
+    """
+    file = folder / f"{NAME}.toml"
+    text = sweep_text(methods, datasets, seeds, settings, grid)
+    study = parse_study(text, file)
+    study.cells()  # refuses wrong settings before anything is written
+    open_study_folder(folder, StudyManifest(study=NAME, quick=False, changes={}))
+    write_atomically(file, text.encode())
+    return study
+
+
+def sweep_text(
+    methods: Sequence[str],
+    datasets: Sequence[str],
+    seeds: int,
+    settings: Mapping[str, Scalar],
+    grid: Mapping[str, Sequence[Scalar]],
+) -> str:
+    """Return the text of a study's file.
+
+    Args:
+        methods: The methods, one row each.
+        datasets: The data sets, each with a column of personalized and one of aggregate accuracy.
+        seeds: Number of seeds, counted from 0.
+        settings: Settings of all runs.
+        grid: The values of each setting that every row is run with.
+
+    Raises:
+        ConfigError: If a method or data set is given twice.
+    """
+    for kind, names in (("method", methods), ("data set", datasets)):
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(f"the {kind} {', '.join(twice)} is given twice; give each once")
+    lines = [
+        "# Made by `hyperfl sweep`. A copy with another name can be changed and run with `hyperfl study COPY.toml`.",
+        'title = "Sweep"',
+        f"seeds = {seeds}",
+        "",
+        "[settings]",
+        *(f"{key} = {toml_value(value)}" for key, value in settings.items()),
+    ]
+    for method in methods:
+        lines += ["", f"[rows.{toml_value(method)}]", f"method = {toml_value(method)}"]
+    for number, dataset in enumerate(datasets):
+        # A path cannot be the name of a folder.
+        name = f"data-{number}" if "/" in dataset or ":" in dataset else dataset
+        for column, metric, label in (
+            (name, "test_accuracy", "personalized"),
+            (f"{name}-aggregate", "test_accuracy_aggregate", "aggregate"),
+        ):
+            own = f"dataset = {toml_value(dataset)}" if column == name else f"run = {toml_value(name)}"
+            lines += ["", f"[columns.{toml_value(column)}]", f"label = {toml_value(f'{dataset}, {label}')}"]
+            lines += [f'metric = "{metric}"', own]
+    if grid:
+        lines += ["", "[grid]"]
+        lines += [f"{key} = [{', '.join(map(toml_value, values))}]" for key, values in grid.items()]
+    return "\n".join(lines) + "\n"
+
+
+def parse_grid(texts: Sequence[str]) -> dict[str, list[Scalar]]:
+    """Return the values of each setting from texts of the form KEY=VALUE,VALUE.
+
+    Raises:
+        ConfigError: If a text has another form.
+    """
+    grid: dict[str, list[Scalar]] = {}
+    for text in texts:
+        key, mark, values = text.partition("=")
+        if not mark or not key or not all(value.strip() for value in values.split(",")):
+            raise ConfigError(f"--grid {text!r} must have the form KEY=VALUE,VALUE, such as learning-rate=0.01,0.1")
+        grid[key] = [parse_value(value.strip()) for value in values.split(",")]
+    return grid

@@ -1,0 +1,315 @@
+"""Compare runs: group those that differ in their seeds only, and pair their clients.
+
+Two runs have the same clients if they divide the same data in the same way. Then a difference between methods is one
+between the same clients, whose interval is narrower than that of two separate means.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import t as student
+
+from hyperfl_flwr.config.run_config import RESUMABLE_CHANGES
+from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.runs.run_directory import has_secure_sums, read_manifest, settings_of
+from hyperfl_flwr.runs.summary import summarise
+
+LOCAL = "local"
+"""The method that the others are compared with: training alone, which sends nothing."""
+
+SEEDS = frozenset({"seed", "data.seed"})
+"""Settings in which the runs of a group differ."""
+
+IGNORED = SEEDS | (RESUMABLE_CHANGES - {"num-rounds"})
+"""Settings that make no groups: seeds, and those of the machine."""
+
+NUMBERS = (
+    "test_accuracy", "test_accuracy_aggregate", "test_accuracy_worst", "test_accuracy_worst_decile",
+    "bytes_up_per_client_round", "bytes_down_per_client_round", "seconds_per_round",
+)  # fmt: skip
+"""Numbers of summary.json that are compared."""
+
+CONFIDENCE = 0.95
+
+Client = tuple[Scalar, int]
+"""Seed of the data's division, and the client's number in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run that is compared: its folder, manifest, settings with numbers in place of `auto`, and summary."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+    settings: Mapping[str, Scalar]
+    summary: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> "Run":
+        """Read a run's folder.
+
+        Raises:
+            RunDirectoryError: If it is not a run's folder, or the run has no finished round.
+        """
+        manifest = read_manifest(path)
+        try:
+            summary = summarise(path)
+        except ValueError as error:
+            raise RunDirectoryError(f"{error}; wait for the first round before comparing it") from None
+        return cls(path=path, manifest=manifest, settings=settings_of(path), summary=summary)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """A number of a group: mean and standard deviation (n - 1) over its runs; None if it is not known."""
+
+    mean: float | None
+    deviation: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> "Spread":
+        """Return the spread of the known values."""
+        known = [value for value in values if value is not None]
+        return cls(
+            mean=statistics.fmean(known) if known else None,
+            deviation=statistics.stdev(known) if len(known) > 1 else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Personalized accuracies of a group's clients minus those of the same clients in the reference group.
+
+    Attributes:
+        mean: Mean over the clients, a share.
+        low: Lower end of the 95 % interval of the mean (Student's t over the clients); None with one client.
+        high: Upper end of the interval.
+        clients: Number of clients that are in both groups.
+        better: Number of clients with a higher accuracy than in the reference group.
+        worse: Number of clients with a lower accuracy.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    clients: int
+    better: int
+    worse: int
+
+    @classmethod
+    def of(cls, ours: Mapping[Client, float], reference: Mapping[Client, float]) -> "Difference | None":
+        """Return the difference between two groups; None if they have no client in common."""
+        found = [accuracy - reference[client] for client, accuracy in ours.items() if client in reference]
+        if not found:
+            return None
+        mean, margin = statistics.fmean(found), math.nan
+        if len(found) > 1:
+            error = statistics.stdev(found) / math.sqrt(len(found))
+            margin = float(student.ppf((1 + CONFIDENCE) / 2, len(found) - 1)) * error
+        return cls(
+            mean=mean,
+            low=None if math.isnan(margin) else mean - margin,
+            high=None if math.isnan(margin) else mean + margin,
+            clients=len(found),
+            better=sum(value > 0 for value in found),
+            worse=sum(value < 0 for value in found),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Runs that differ in their seeds and their machine only.
+
+    Attributes:
+        label: The method, with the settings that distinguish the group from others of the method.
+        runs: The runs.
+        numbers: Each of `NUMBERS`, over the runs.
+        difference: From the reference group; None for the reference itself, and where no clients can be paired.
+    """
+
+    label: str
+    runs: Sequence[Run]
+    numbers: Mapping[str, Spread]
+    difference: Difference | None
+
+    @property
+    def method(self) -> str:
+        """The method of the runs."""
+        return str(self.runs[0].settings["method"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Groups of runs, and what differs between them.
+
+    Attributes:
+        groups: The groups, in the order of their first runs.
+        reference: The group that the others are compared with: the best one of local training if there is any, else the
+            first.
+        differing: Each setting that differs between groups, with the value of each group.
+        notes: What a reader must know before drawing conclusions.
+    """
+
+    groups: Sequence[Group]
+    reference: Group
+    differing: Mapping[str, Sequence[Scalar]]
+    notes: Sequence[str]
+
+    @property
+    def answer(self) -> str:
+        """Whether federation helped, in a sentence for each group; empty without a run of local training."""
+        others = [group for group in self.groups if group.method != LOCAL]
+        if self.reference.method != LOCAL or not others:
+            return ""
+        ordered = sorted(
+            others, key=lambda group: group.difference.mean if group.difference else -math.inf, reverse=True
+        )
+        return " ".join(_answer(group) for group in ordered)
+
+    def entry(self) -> dict[str, Any]:
+        """Return the comparison as JSON."""
+        return {
+            "answer": self.answer,
+            "reference": self.reference.label,
+            "differing_settings": {key: list(values) for key, values in self.differing.items()},
+            "groups": [
+                {
+                    "label": group.label,
+                    "runs": [str(run.path) for run in group.runs],
+                    **{name: vars(spread) for name, spread in group.numbers.items()},
+                    "difference": None if group.difference is None else vars(group.difference),
+                }
+                for group in self.groups
+            ],
+            "notes": list(self.notes),
+        }
+
+
+def compare(paths: Sequence[Path]) -> Comparison:
+    """Compare runs.
+
+    Args:
+        paths: Folders of at least two runs, each with a finished round.
+
+    Raises:
+        RunDirectoryError: If a folder is not a run's or is given twice, or there are fewer than two.
+    """
+    places = [path.resolve() for path in paths]
+    if len(set(places)) < max(2, len(places)):
+        raise RunDirectoryError(f"a comparison needs at least two different runs; got {', '.join(map(str, paths))}")
+    runs = [Run.read(path) for path in places]
+    keys = [key for key in runs[0].settings if key not in IGNORED and len({run.settings[key] for run in runs}) > 1]
+    by_values: dict[tuple[Scalar, ...], list[Run]] = {}
+    for run in runs:
+        by_values.setdefault(tuple(run.settings[key] for key in keys), []).append(run)
+    labels = _labels(keys, list(by_values), runs[0])
+    numbers = [_numbers(found) for found in by_values.values()]
+    reference = _reference(list(by_values.values()), numbers)
+    ours = [_accuracies(found) for found in by_values.values()]
+    groups = [
+        Group(
+            label=label,
+            runs=found,
+            numbers=numbers[place],
+            difference=None
+            if place == reference or not _have_same_clients([*found, *list(by_values.values())[reference]])
+            else Difference.of(ours[place], ours[reference]),
+        )
+        for place, (label, found) in enumerate(zip(labels, by_values.values(), strict=True))
+    ]
+    return Comparison(
+        groups=groups,
+        reference=groups[reference],
+        differing={key: [values[place] for values in by_values] for place, key in enumerate(keys)},
+        notes=_notes(groups, groups[reference]),
+    )
+
+
+def _reference(groups: Sequence[Sequence[Run]], numbers: Sequence[Mapping[str, Spread]]) -> int:
+    """Return the place of the best group of local training, or 0 if there is none."""
+    alone = [place for place, runs in enumerate(groups) if runs[0].settings["method"] == LOCAL]
+    return max(alone, key=lambda place: numbers[place]["test_accuracy"].mean or 0.0, default=0)
+
+
+def _labels(keys: Sequence[str], groups: Sequence[tuple[Scalar, ...]], first: Run) -> list[str]:
+    """Return the groups' labels: the method, and the settings that differ between groups of one method."""
+    at = keys.index("method") if "method" in keys else None
+    methods = [str(first.settings["method"] if at is None else values[at]) for values in groups]
+    labels = []
+    for method, values in zip(methods, groups, strict=True):
+        same = [other for other, name in zip(groups, methods, strict=True) if name == method]
+        own = [
+            f"{key}={value}"
+            for place, (key, value) in enumerate(zip(keys, values, strict=True))
+            if len({other[place] for other in same}) > 1
+        ]
+        labels.append(", ".join([method, *own]))
+    return labels
+
+
+def _numbers(runs: Sequence[Run]) -> dict[str, Spread]:
+    return {name: Spread.of([run.summary[name] for run in runs]) for name in NUMBERS}
+
+
+def _accuracies(runs: Sequence[Run]) -> dict[Client, float]:
+    """Return each client's personalized accuracy, the mean over the runs that have it."""
+    found: dict[Client, list[float]] = {}
+    for run in runs:
+        for client, accuracy in enumerate(run.summary["test_accuracy_per_client"] or ()):
+            if accuracy is not None:
+                found.setdefault((run.settings["data.seed"], client), []).append(accuracy)
+    return {client: statistics.fmean(accuracies) for client, accuracies in found.items()}
+
+
+def _have_same_clients(runs: Sequence[Run]) -> bool:
+    """Return whether runs with equal seeds of the data have the same clients with the same test data."""
+
+    def clients_of(run: Run) -> tuple[object, ...]:
+        # A division into validation and training data does not change the test data.
+        chosen = {key: value for key, value in run.settings.items() if key.startswith("data.") and key not in SEEDS}
+        chosen.pop("data.validation-fraction", None)
+        return run.settings["dataset"], run.settings["num-clients"], sorted(chosen.items()), run.manifest.get("data")
+
+    return all(clients_of(run) == clients_of(runs[0]) for run in runs)
+
+
+def _answer(group: Group) -> str:
+    found = group.difference
+    if found is None:
+        return f"{group.label}: not known, as its clients cannot be paired with those of local training."
+    more = f"{abs(100 * found.mean):.1f} points {'above' if found.mean >= 0 else 'below'} training alone"
+    if found.low is None or found.high is None:
+        return f"{group.label}: {more} for a single client, which allows no conclusion."
+    verdict = "yes" if found.low > 0 else "no" if found.high < 0 else "not measurably"
+    interval = f"95 % interval {100 * found.low:+.1f} to {100 * found.high:+.1f}"
+    return (
+        f"{group.label}: {verdict}, {more} ({interval}; of {found.clients} clients, {found.better} better and "
+        f"{found.worse} worse)."
+    )
+
+
+def _notes(groups: Sequence[Group], reference: Group) -> list[str]:
+    runs = [run for group in groups for run in group.runs]
+    notes = []
+    if len({run.settings["dataset"] for run in runs}) > 1:
+        notes.append("The runs are on different data sets.")
+    if unfinished := [run.path.name for run in runs if run.manifest["status"] != "completed"]:
+        notes.append(f"Not complete: {', '.join(unfinished)}.")
+    if len({run.summary["rounds"] for run in runs}) > 1:
+        notes.append("The runs have different numbers of rounds.")
+    if any(has_secure_sums(run.manifest) for run in runs):
+        notes.append("Numbers of single clients are not known of runs with secure sums; their clients are not paired.")
+    elif any(group.difference is None for group in groups if group is not reference):
+        notes.append("Clients are paired only where two groups divide the same data in the same way.")
+    fewest = min(len(group.runs) for group in groups)
+    if fewest == 1:
+        notes.append("The intervals are over clients. Groups of one run say nothing about other seeds.")
+    commits = {str(run.manifest["code"]["commit"]) for run in runs}
+    if len(commits) > 1:
+        notes.append(f"The runs are of {len(commits)} commits of this project.")
+    return notes

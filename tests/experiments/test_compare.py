@@ -1,0 +1,153 @@
+"""Comparisons of runs: groups, paired clients, and the answer to whether federation helped."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from federations import Call, Federate
+from html_pages import Page
+from scipy.stats import ttest_rel
+
+from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.results.compare import Comparison, Difference, Group, compare
+from hyperfl_flwr.results.comparison_page import ROW_HEADERS, rows_of, write_comparison
+
+
+def accuracies(*runs: Path) -> np.ndarray:
+    """Return the personalized accuracies of the runs' clients, [runs, N]."""
+    return np.array([json.loads((run / "summary.json").read_text())["test_accuracy_per_client"] for run in runs])
+
+
+def test_groups_differ_in_settings_and_not_in_seeds(federate: Federate) -> None:
+    """The interval is that of a paired t-test over the clients, of which each has its mean over the seeds."""
+    alone = [federate("local", seed=seed) for seed in (0, 1)]
+    shared = [federate("fedavg", seed=seed) for seed in (0, 1)]
+    found = compare([alone[0], shared[0], shared[1], alone[1]])
+    assert [group.label for group in found.groups] == ["local", "fedavg"]
+    assert [[run.path for run in group.runs] for group in found.groups] == [alone, shared]
+    assert found.reference is found.groups[0]
+    ours, reference = accuracies(*shared), accuracies(*alone)
+    spread = found.groups[1].numbers["test_accuracy"]
+    assert spread.mean == pytest.approx(ours.mean())
+    assert spread.deviation == pytest.approx(ours.mean(1).std(ddof=1))
+    difference = found.groups[1].difference
+    assert difference is not None
+    test = ttest_rel(ours.mean(0), reference.mean(0)).confidence_interval(0.95)
+    assert difference.mean == pytest.approx(ours.mean() - reference.mean())
+    assert (difference.low, difference.high) == (pytest.approx(test.low), pytest.approx(test.high))
+    assert difference.clients == 5
+    assert difference.better == (ours.mean(0) > reference.mean(0)).sum()
+    assert difference.worse == (ours.mean(0) < reference.mean(0)).sum()
+    assert "learning-rate" in found.differing  # each method has its own
+    assert "seed" not in found.differing
+
+
+def test_a_label_has_the_settings_that_distinguish_groups_of_a_method(federate: Federate) -> None:
+    """The line to beat is local training at its best rate."""
+    runs = [federate("local", learning_rate=rate) for rate in (1e-6, 0.1)]
+    found = compare([federate("fedavg", learning_rate=0.1), *runs])
+    assert [group.label for group in found.groups] == [
+        "fedavg",
+        "local, learning-rate=1e-06",
+        "local, learning-rate=0.1",
+    ]
+    assert found.reference is found.groups[2]
+    assert found.answer.startswith("fedavg: ")
+    assert found.groups[1].difference is not None
+    assert found.groups[1].difference.mean < 0
+
+
+def test_clients_of_other_data_are_not_paired(federate: Federate) -> None:
+    """Other seeds of the data give other clients; other samples for testing, too. Validation data do not."""
+    run = federate("local")
+    for changes, paired in (
+        ({"data.seed": 1}, False),
+        ({"data.dirichlet-alpha": 0.9}, False),
+        ({"num-clients": 4}, False),
+        ({"data.validation-fraction": 0.2}, True),
+    ):
+        other = federate("fedavg", **changes)  # type: ignore[arg-type]
+        found = compare([run, other])
+        assert (found.groups[1].difference is not None) is paired, changes
+        assert ("cannot be paired" in found.answer) is not paired
+        assert any("divide the same data" in note for note in found.notes) is not paired
+
+
+def test_secure_sums_hide_the_clients(federate: Federate) -> None:
+    found = compare([federate("local"), federate("fedavg", num_nodes=3, **{"secagg.enabled": True})])
+    assert found.groups[1].difference is None
+    assert found.groups[1].numbers["test_accuracy"].mean is not None
+    assert found.groups[1].numbers["test_accuracy_worst"].mean is None
+    assert any("secure sums" in note for note in found.notes)
+
+
+def answer(difference: Difference | None, found: Comparison) -> str:
+    """Return the answer of a comparison, of which a group is given another difference."""
+    other = Group(label="fedavg", runs=found.groups[1].runs, numbers={}, difference=difference)
+    return Comparison(groups=[found.groups[0], other], reference=found.groups[0], differing={}, notes=[]).answer
+
+
+def test_the_answer_depends_on_the_interval(federate: Federate) -> None:
+    """It is yes or no only if the interval is on one side of zero; a single client allows none."""
+    found = compare([federate("local"), federate("fedavg")])
+    reference = {(0, client): 0.5 for client in range(4)}
+
+    def difference(*accuracies: float) -> Difference | None:
+        return Difference.of({(0, client): value for client, value in enumerate(accuracies)}, reference)
+
+    assert answer(difference(0.6, 0.62, 0.6, 0.58), found) == (
+        "fedavg: yes, 10.0 points above training alone "
+        "(95 % interval +7.4 to +12.6; of 4 clients, 4 better and 0 worse)."
+    )
+    assert answer(difference(0.4, 0.42, 0.4, 0.38), found).startswith("fedavg: no, 10.0 points below training alone")
+    assert answer(difference(0.4, 0.6, 0.5, 0.5), found) == (
+        "fedavg: not measurably, 0.0 points above training alone "
+        "(95 % interval -13.0 to +13.0; of 4 clients, 1 better and 1 worse)."
+    )
+    assert "a single client, which allows no conclusion" in answer(difference(0.6), found)
+    assert "cannot be paired" in answer(difference(), found)
+    assert compare([federate("fedavg"), federate("fedrep")]).answer == ""
+
+
+def test_the_command_and_the_page(federate: Federate, tmp_path: Path, call: Call) -> None:
+    """Terminal, JSON and page have the same numbers; the page begins with the answer."""
+    runs = [federate("local"), federate("hyperfl"), federate("fedavg")]
+    file = tmp_path / "comparison.html"
+    code, text, _ = call("compare", *runs, "--output", file)
+    found = compare(runs)
+    assert code == 0
+    assert text.startswith(f"Did federation help? {found.answer}")
+    page = Page(file.read_text())
+    for row in rows_of(found):
+        assert len(row) == len(ROW_HEADERS)
+        assert list(row) in page.table_rows
+        assert all(cell in text for cell in row)
+    assert page.headings[:2] == ["Comparison of 3 settings", "Result"]
+    assert len(page.figures) == 2
+    assert "<script" not in file.read_text()
+    code, text, _ = call("compare", *runs, "--json")
+    assert json.loads(text) == json.loads(json.dumps(found.entry()))
+    assert write_comparison(found, tmp_path / "again.html").read_bytes() == file.read_bytes()
+
+
+def test_what_cannot_be_compared_is_refused(federate: Federate, tmp_path: Path) -> None:
+    run = federate("local")
+    for paths, text in (
+        ([run], "at least two different runs"),
+        ([run, run], "at least two different runs"),
+        ([run, tmp_path / "nothing"], "is not a run directory"),
+    ):
+        with pytest.raises(RunDirectoryError, match=text):
+            compare(paths)
+    (run / "metrics.jsonl").write_text("")
+    with pytest.raises(RunDirectoryError, match="wait for the first round"):
+        compare([run, federate("fedavg")])
+
+
+def test_a_difference_of_equal_clients_is_zero() -> None:
+    same = {(0, client): 0.25 for client in range(3)}
+    found = Difference.of(same, same)
+    assert found == Difference(mean=0.0, low=0.0, high=0.0, clients=3, better=0, worse=0)
+    assert not math.isnan(found.mean)

@@ -1,0 +1,100 @@
+"""Studies of one's own: files of users, and sweeps."""
+
+from pathlib import Path
+
+import pytest
+from federations import Call
+
+from experiments.study import load_study, parse_study
+from experiments.sweep import parse_grid, sweep_text
+from hyperfl_flwr.core.errors import ConfigError
+
+TINY = ("data.train-samples=20", "data.test-samples=10", "local-epochs=1", "batch-size=10")
+
+
+def test_a_file_needs_rows_only(tmp_path: Path) -> None:
+    """Everything else has a default, and its name is the study's."""
+    file = tmp_path / "mine.toml"
+    file.write_text('[rows.fedavg]\nmethod = "fedavg"\n[rows.fedprox]\nmethod = "fedprox"\nfedprox.mu = 0.5\n')
+    study = load_study(str(file))
+    assert (study.name, study.title, study.metric, study.unit) == ("mine", "mine", "test_accuracy", "%")
+    cells = study.cells()
+    assert [str(cell) for cell in cells] == ["fedavg, all, seed 0", "fedprox, all, seed 0"]
+    assert cells[1].settings["fedprox.mu"] == 0.5
+    (tmp_path / "numbers.csv").write_text("row,column,value,source\nfedavg,all,90,Table 1\n")
+    study = parse_study(f'paper = "numbers.csv"\n{file.read_text()}', file)
+    assert study.paper["fedavg", "all"].value == 90
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("rows = 3", "rows in .* must be a table of settings; got 3"),
+        ("", r"has no rows; give at least one, such as \[rows.fedavg\]"),
+        ("=", "is not TOML"),
+        ('metrics = "x"\n[rows.fedavg]', "unknown keys: metrics; known: .*did you mean metric"),
+        ('[rows."a/b"]', "'a/b' in .* cannot be the name of a folder"),
+        ("[rows.fedavg]\nmu = 1", "mu is unknown"),
+    ],
+)
+def test_a_wrong_file_is_refused(text: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        parse_study(text, tmp_path / "mine.toml").cells()
+    with pytest.raises(ConfigError, match="cannot read the study"):
+        load_study(str(tmp_path / "missing.toml"))
+    with pytest.raises(ConfigError, match=r"a file of your own is named with its ending, \.toml"):
+        load_study("missing")
+
+
+def test_a_sweep_combines_everything(tmp_path: Path) -> None:
+    """A data set has a column of its personalized accuracy, and one of the aggregate accuracy of the same runs."""
+    grid = parse_grid(["learning-rate=0.01, 0.1", "momentum=0.5"])
+    assert grid == {"learning-rate": [0.01, 0.1], "momentum": [0.5]}
+    text = sweep_text(["fedavg", "local"], ["digits", "npz:/data/my.npz"], 2, {"num-rounds": 3}, grid)
+    study = parse_study(text, tmp_path / "sweep.toml")
+    assert [row.name for row in study.rows] == [
+        f"{method}@{rate}@0.5" for method in ("fedavg", "local") for rate in (0.01, 0.1)
+    ]
+    assert [column.name for column in study.columns] == ["digits", "digits-aggregate", "data-1", "data-1-aggregate"]
+    cells = study.cells()
+    assert len(cells) == 2 * 2 * 2 * 2
+    assert {(cell.config.method, cell.config.learning_rate, cell.config.dataset, cell.seed) for cell in cells} == {
+        (method, rate, data, seed)
+        for method in ("fedavg", "local") for rate in (0.01, 0.1) for data in ("digits", "npz:/data/my.npz")
+        for seed in (0, 1)
+    }  # fmt: skip
+    assert {cell.config.num_rounds for cell in cells} == {3}
+
+
+def test_wrong_sweeps_are_refused() -> None:
+    for wrong in ("learning-rate", "=1", "learning-rate=", "learning-rate=1,,2"):
+        with pytest.raises(ConfigError, match="must have the form KEY=VALUE,VALUE"):
+            parse_grid([wrong])
+    with pytest.raises(ConfigError, match="the method local is given twice"):
+        sweep_text(["local", "local"], ["digits"], 1, {}, {})
+
+
+@pytest.mark.slow
+def test_the_command_runs_what_is_not_finished(tmp_path: Path, call: Call) -> None:
+    """It prints the table; repeated it runs nothing anew, and its file is a study that can be changed."""
+    output = tmp_path / "sweep"
+    words = ["sweep", "--methods", "local", "--grid", "learning-rate=0.01,0.1", "--num-rounds", "1", "--jobs", "1"]
+    words += ["--num-clients", "3", "--output", str(output)] + [word for text in TINY for word in ("--set", text)]
+    code, table, problem = call(*words)
+    assert code == 0, problem
+    assert "| local, learning-rate 0.1 |" in table
+    assert "digits, personalized" in table
+    stamps = {path: path.stat().st_mtime_ns for path in output.rglob("summary.json")}
+    assert len(stamps) == 2
+    assert call(*words)[:2] == (0, table)
+    assert {path: path.stat().st_mtime_ns for path in output.rglob("summary.json")} == stamps
+    code, _, problem = call(*words, "--set", "momentum=0.25")
+    assert code == 2
+    assert "momentum 0.5 instead of 0.25" in problem
+    mine = tmp_path / "mine.toml"
+    mine.write_text((output / "sweep.toml").read_text())
+    assert next(str(cell) for cell in load_study(str(mine)).cells()) == "local@0.01, digits, seed 0"
+    code, _, problem = call("sweep", "--methods", "locall", "--output", tmp_path / "other")
+    assert code == 2
+    assert "local" in problem
+    assert not (tmp_path / "other").exists()

@@ -1,0 +1,148 @@
+"""Records of a study: small files with which tables and figures are made without the runs."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.collect import collect
+from experiments.records import Records, find_records, read_records, record, restore, shipped_records, stale_cells
+from experiments.runner import StudyManifest, is_finished, read_study_manifest
+from experiments.study import load_study
+from experiments.tables import comma_separated
+from hyperfl_flwr.cli.main import cli
+from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.runs.run_directory import read_metrics
+
+STUDY = load_study("table-1")
+
+
+@pytest.fixture
+def folder(quick_study: Callable[[str], Path], tmp_path: Path) -> Path:
+    """Return a copy of the quick runs of two rows of `table-1`."""
+    others = [row.name for row in STUDY.rows if row.name not in ("fedavg", "local")]
+    ignored = shutil.ignore_patterns(*others, "table.*", "*.png", "checkpoints")
+    return Path(shutil.copytree(quick_study("table-1"), tmp_path / "study", ignore=ignored))
+
+
+def table_of(folder: Path) -> str:
+    return comma_separated(collect(STUDY, read_study_manifest(folder), folder))
+
+
+def test_a_table_of_records_is_that_of_the_runs(folder: Path, tmp_path: Path) -> None:
+    """Restored cells count as finished; recorded again, they leave the file as it is."""
+    file = tmp_path / "records.jsonl"
+    cells = record(STUDY, folder, file)
+    assert [cell.row for cell in cells] == ["local", "fedavg"]
+    restored = tmp_path / "restored"
+    assert restore(STUDY, read_records(file), restored) == {}
+    assert all(is_finished(cell, restored) for cell in cells)
+    assert table_of(restored) == table_of(folder)
+    before = file.read_text()
+    record(STUDY, restored, file)
+    assert file.read_text() == before
+    assert file.stat().st_size < 20_000
+    assert str(tmp_path) not in before
+    assert str(Path.cwd()) not in before
+
+
+def test_records_keep_the_means_over_the_clients(folder: Path, tmp_path: Path) -> None:
+    """Numbers of single clients are only those of summary.json."""
+    file = tmp_path / "records.jsonl"
+    cell = record(STUDY, folder, file)[-1]
+    restore(STUDY, read_records(file), tmp_path / "restored")
+    whole, kept = (list(read_metrics(cell.folder(path))) for path in (folder, tmp_path / "restored"))
+    rounds = [line for line in whole if line["kind"] in ("train", "aggregate")]
+    assert [(line["kind"], line["round"]) for line in kept] == [(line["kind"], line["round"]) for line in rounds]
+    for before, after in zip(rounds, kept, strict=True):
+        assert after.items() >= {"kind": before["kind"], "round": before["round"]}.items()
+        accuracies = [key for key in before if key.endswith("_accuracy")]
+        assert accuracies
+        for key in accuracies:
+            assert after[key] == pytest.approx(before[key], rel=1e-5)
+    summaries = [
+        json.loads((cell.folder(path) / "summary.json").read_text()) for path in (folder, tmp_path / "restored")
+    ]
+    assert summaries[0] == summaries[1]
+
+
+def test_a_run_replaces_the_record_of_its_cell(folder: Path, tmp_path: Path) -> None:
+    """Cells that are not in the folder stay in the file, in the order of the study."""
+    file = tmp_path / "records.jsonl"
+    record(STUDY, folder, file)
+    shutil.rmtree(folder / "local")
+    summary = next(folder.glob("fedavg/*/seed-0/summary.json"))
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"test_accuracy": 0.125}))
+    assert len(record(STUDY, folder, file)) == 1
+    cells = read_records(file).cells
+    assert [row for row, _, _ in cells] == ["local", "fedavg"]
+    assert [cell["summary"]["test_accuracy"] for cell in cells.values()][1] == 0.125
+
+
+def test_a_record_of_other_settings_is_stale(folder: Path, tmp_path: Path) -> None:
+    """It is named with the difference and not restored, so that the study runs the cell again."""
+    file = tmp_path / "records.jsonl"
+    record(STUDY, folder, file)
+    (tmp_path / "stale.jsonl").write_text(file.read_text().replace('"momentum": 0.5', '"momentum": 0.25'))
+    records = read_records(tmp_path / "stale.jsonl")
+    places = [("local", "fashion-mnist-20", 0), ("fedavg", "fashion-mnist-20", 0)]
+    expected = dict.fromkeys(places, "momentum 0.25 instead of 0.5")
+    assert stale_cells(STUDY, records) == expected
+    assert restore(STUDY, records, tmp_path / "restored") == expected
+    assert not list((tmp_path / "restored").glob("*/*/*"))
+    unknown = Records(
+        study_manifest=records.study_manifest, bases=records.bases,
+        cells={("gone", "fashion-mnist-20", 0): records.cells[places[0]]},
+    )  # fmt: skip
+    assert stale_cells(STUDY, unknown) == {("gone", "fashion-mnist-20", 0): "the study has no such cell"}
+
+
+def test_files_of_something_else_are_refused(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    with pytest.raises(RunDirectoryError, match="there is no file of records nothing; known: "):
+        find_records("nothing")
+    for text in ("", "no JSON", '{"study": "table-1"}', '{"study": "table-1", "quick": true, "changes": {}}\n{}'):
+        file.write_text(text)
+        with pytest.raises(RunDirectoryError, match="is not a file of records"):
+            read_records(file)
+    file.unlink()
+    record(STUDY, folder, file)
+    with pytest.raises(RunDirectoryError, match="these are records of table-1, not of table-4"):
+        restore(load_study("table-4"), read_records(file), tmp_path / "restored")
+    text = file.read_text().replace('"quick": true', '"quick": false', 1)
+    file.write_text(text)
+    with pytest.raises(RunDirectoryError, match="choose another file"):
+        record(STUDY, folder, file)
+
+
+def test_the_commands(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`record` writes the file, and `table` and `figure` need nothing else."""
+    monkeypatch.chdir(tmp_path)
+    runner = CliRunner()
+    for words, text in (
+        (["record", "table-1", "kept.jsonl", "--output", str(folder)], "2 cells in kept.jsonl"),
+        (["table", "table-1", "--quick", "--records", "kept.jsonl"], "| FedAvg |"),
+        (["figure", "table-1", "--quick", "--records", "kept.jsonl"], "figure-personalized-accuracy.png"),
+    ):
+        result = runner.invoke(cli, words, catch_exceptions=False)
+        assert (result.exit_code, text in result.output) == (0, True), result.output
+    made = tmp_path / "runs" / "studies" / "table-1-quick-records"
+    assert (made / "figure-personalized-accuracy.png").stat().st_size > 10_000
+    assert table_of(made) == table_of(folder)
+
+
+@pytest.mark.parametrize("name", shipped_records())
+def test_the_project_s_own_records_belong_to_its_studies(name: str) -> None:
+    """Every cell has its study, a summary, and a commit without uncommitted changes."""
+    records = read_records(find_records(name))
+    assert isinstance(records.study_manifest, StudyManifest)
+    assert not records.study_manifest.quick
+    stale = stale_cells(load_study(records.study_manifest.study), records)
+    assert "the study has no such cell" not in stale.values()
+    for recorded in records.cells.values():
+        code = [recorded["manifest"]["code"], *(each["code"] for each in recorded["manifest"]["resumed"])]
+        assert all(each["commit"] and not each["dirty"] for each in code)
+        assert recorded["summary"]
