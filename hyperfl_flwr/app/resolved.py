@@ -32,7 +32,8 @@ def resolved(config: RunConfig) -> RunConfig:
 
 def _filled(config: RunConfig, numbers: Mapping[str, Scalar]) -> RunConfig:
     flat = config.flat()
-    return RunConfig.from_flat(flat | {key: value for key, value in numbers.items() if flat[key] == "auto"})
+    chosen = {key: value for key, value in numbers.items() if flat[key] == "auto"}
+    return RunConfig.from_flat(flat | chosen) if chosen else config
 
 
 def resolution(config: RunConfig, federation: Federation, *, num_nodes: int, min_nodes: int) -> dict[str, Any]:

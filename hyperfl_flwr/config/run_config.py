@@ -7,6 +7,7 @@ but not its types; `RunConfig.from_flat` checks everything and reports all probl
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import ValidationError, create_model, model_validator
@@ -50,9 +51,10 @@ def topics() -> Sequence[type[Section]]:
     return [*GENERAL, *DOTTED, *method_sections()]
 
 
+@cache
 def all_settings() -> Mapping[str, Setting]:
     """Return all settings by key, in the order of `topics`."""
-    return {setting.key: setting for topic in topics() for setting in declared(topic)}
+    return MappingProxyType({setting.key: setting for topic in topics() for setting in declared(topic)})
 
 
 def default_settings() -> dict[str, Scalar]:
