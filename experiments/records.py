@@ -146,7 +146,7 @@ def stale_cells(study: Study, records: Records) -> dict[tuple[str, str, int], st
     for place, recorded in records.cells.items():
         if place not in known:
             found[place] = "the study has no such cell"
-        elif differing := differences(known[place], _manifest(recorded, records)):
+        elif differing := differences(known[place], manifest_of(recorded, records)):
             found[place] = "; ".join(differing)
     return found
 
@@ -171,7 +171,7 @@ def restore(study: Study, records: Records, folder: Path) -> dict[tuple[str, str
     stale, known = stale_cells(study, records), _cells_of(study, records)
     for place, recorded in records.cells.items():
         if place not in stale and not (path := known[place].folder(folder)).exists():
-            _restore(recorded, _manifest(recorded, records), path)
+            _restore(recorded, manifest_of(recorded, records), path)
     return stale
 
 
@@ -182,7 +182,8 @@ def _cells_of(study: Study, records: Records) -> dict[tuple[str, str, int], Cell
     return {_place_of(cell): cell for cell in cells}
 
 
-def _manifest(recorded: Json, records: Records) -> Json:
+def manifest_of(recorded: Json, records: Records) -> Json:
+    """Return the manifest of a recorded cell, with its complete settings."""
     settings = {**records.bases[recorded["base"]], **recorded["settings"]}
     complete = {key: value for key, value in sorted(settings.items()) if key not in recorded["absent"]}
     return {**recorded["manifest"], "settings": complete}

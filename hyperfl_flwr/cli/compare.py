@@ -43,8 +43,8 @@ def compare(
 def _print(found: Comparison) -> None:
     from hyperfl_flwr.results.comparison_page import ROW_HEADERS, rows_of, settings_rows
 
-    if found.answer:
-        out.print(f"Did federation help? {found.answer}", markup=False)
+    if found.answers:
+        out.print("\n".join(["Did federation help?", *(f"  {answer}" for answer in found.answers)]), markup=False)
     table = Table(*ROW_HEADERS)
     for row in rows_of(found):
         table.add_row(*row)

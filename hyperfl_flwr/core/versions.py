@@ -1,5 +1,6 @@
 """Versions of the packages that a run depends on, and their comparison with those of other machines."""
 
+import functools
 import importlib.metadata
 import platform
 from collections.abc import Iterable, Mapping
@@ -19,12 +20,17 @@ SHARED = ("hyperfl-flwr", "python", "flwr", "torch")
 def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
     """Return the versions of Python, this project and other packages; omits packages that are not installed."""
     found = {"python": platform.python_version(), "hyperfl-flwr": __version__}
-    for name in packages:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    installed = {name: _installed(name) for name in packages}
+    return found | {name: version for name, version in installed.items() if version is not None}
+
+
+@functools.cache
+def _installed(name: str) -> str | None:
+    """Return the version of an installed package, as this process has imported or would import it."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def shared_versions() -> dict[str, str]:

@@ -16,6 +16,7 @@ from scipy.stats import t as student
 from hyperfl_flwr.config.run_config import RESUMABLE_CHANGES
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.methods import METHODS, method_sections
 from hyperfl_flwr.runs.run_directory import has_secure_sums, read_manifest, settings_of
 from hyperfl_flwr.runs.summary import summarise
 
@@ -161,20 +162,18 @@ class Comparison:
     notes: Sequence[str]
 
     @property
-    def answer(self) -> str:
-        """Whether federation helped, in a sentence for each group; empty without a run of local training."""
+    def answers(self) -> list[str]:
+        """Whether federation helped: a sentence for each group, the best first; none without local training."""
+        if self.reference.method != LOCAL:
+            return []
         others = [group for group in self.groups if group.method != LOCAL]
-        if self.reference.method != LOCAL or not others:
-            return ""
-        ordered = sorted(
-            others, key=lambda group: group.difference.mean if group.difference else -math.inf, reverse=True
-        )
-        return " ".join(_answer(group) for group in ordered)
+        others.sort(key=lambda group: group.difference.mean if group.difference else -math.inf, reverse=True)
+        return [_answer(group) for group in others]
 
     def entry(self) -> dict[str, Any]:
         """Return the comparison as JSON."""
         return {
-            "answer": self.answer,
+            "answers": self.answers,
             "reference": self.reference.label,
             "differing_settings": {key: list(values) for key, values in self.differing.items()},
             "groups": [
@@ -203,7 +202,7 @@ def compare(paths: Sequence[Path]) -> Comparison:
     if len(set(places)) < max(2, len(places)):
         raise RunDirectoryError(f"a comparison needs at least two different runs; got {', '.join(map(str, paths))}")
     runs = [Run.read(path) for path in places]
-    keys = [key for key in runs[0].settings if key not in IGNORED and len({run.settings[key] for run in runs}) > 1]
+    keys = [key for key in runs[0].settings if key not in IGNORED and _differ(key, runs)]
     by_values: dict[tuple[Scalar, ...], list[Run]] = {}
     for run in runs:
         by_values.setdefault(tuple(run.settings[key] for key in keys), []).append(run)
@@ -228,6 +227,14 @@ def compare(paths: Sequence[Path]) -> Comparison:
         differing={key: [values[place] for values in by_values] for place, key in enumerate(keys)},
         notes=_notes(groups, groups[reference]),
     )
+
+
+def _differ(key: str, runs: Sequence[Run]) -> bool:
+    """Return whether a setting distinguishes runs; one of a method's section does so between its own runs only."""
+    section = key.partition(".")[0]
+    if section in {kind.key for kind in method_sections()}:
+        runs = [run for run in runs if section in {kind.key for kind in METHODS[str(run.settings["method"])].settings}]
+    return len({run.settings[key] for run in runs}) > 1
 
 
 def _reference(groups: Sequence[Sequence[Run]], numbers: Sequence[Mapping[str, Spread]]) -> int:

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from hyperfl_flwr.pages.figures import svg
-from hyperfl_flwr.pages.render import NOTHING, plain, write_page
-from hyperfl_flwr.results.compare import CONFIDENCE, Comparison, Difference, Spread
+from hyperfl_flwr.pages.render import NOTHING, counted, plain, write_page
+from hyperfl_flwr.results.compare import CONFIDENCE, Comparison, Difference, Run, Spread
 from hyperfl_flwr.runs.plots import comparison_panels
 
 ROW_HEADERS = (
@@ -12,6 +12,9 @@ ROW_HEADERS = (
     "better/worse",
 )  # fmt: skip
 """Headers of `rows_of`: bytes are a client's in a round, differences those of personalized accuracy in points."""
+
+MOST_NAMED = 3
+"""Largest number of groups that the page's title names."""
 
 
 def rows_of(found: Comparison) -> list[tuple[str, ...]]:
@@ -42,11 +45,14 @@ def settings_rows(found: Comparison) -> list[tuple[str, ...]]:
 
 def write_comparison(found: Comparison, file: Path) -> Path:
     """Write a comparison as one HTML page, and return its path."""
+    labels, runs = [group.label for group in found.groups], [run for group in found.groups for run in group.runs]
     figures = comparison_panels({group.label: [run.path for run in group.runs] for group in found.groups})
     write_page(
         file,
         "comparison.html",
         found=found,
+        title=" and ".join(labels) if len(labels) <= MOST_NAMED else f"{len(labels)} settings compared",
+        data="; ".join(dict.fromkeys(map(_data, runs))),
         headers=ROW_HEADERS,
         rows=rows_of(found),
         confidence=f"{100 * CONFIDENCE:.0f} %",
@@ -62,6 +68,10 @@ def write_comparison(found: Comparison, file: Path) -> Path:
         ],
     )
     return file
+
+
+def _data(run: Run) -> str:
+    return f"{run.summary['dataset']}, {counted(run.summary['num_clients'], 'client')}"
 
 
 def _percent(spread: Spread) -> str:

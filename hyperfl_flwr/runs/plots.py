@@ -181,7 +181,7 @@ def _draw_runs(axes: Axes, paths: Mapping[str, Sequence[Path]], curve: tuple[str
         for number, run in enumerate(runs):
             label = None if number else name  # one entry of the legend for each name
             points = _curve(list(read_metrics(run)), *curve)
-            axes.plot(*points, style, color=colour, markersize=3, linewidth=1, mfc="white", label=label)
+            axes.plot(*points, style, color=colour, markersize=3, linewidth=1, mfc="none", label=label)
     _over_rounds(axes)
     _in_percent(axes)
 

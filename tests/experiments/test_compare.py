@@ -40,7 +40,7 @@ def test_groups_differ_in_settings_and_not_in_seeds(federate: Federate) -> None:
     assert difference.clients == 5
     assert difference.better == (ours.mean(0) > reference.mean(0)).sum()
     assert difference.worse == (ours.mean(0) < reference.mean(0)).sum()
-    assert "learning-rate" in found.differing  # each method has its own
+    assert list(found.differing) == ["method", "learning-rate"]  # each method has its own rate
     assert "seed" not in found.differing
 
 
@@ -54,7 +54,7 @@ def test_a_label_has_the_settings_that_distinguish_groups_of_a_method(federate: 
         "local, learning-rate=0.1",
     ]
     assert found.reference is found.groups[2]
-    assert found.answer.startswith("fedavg: ")
+    assert found.answers[0].startswith("fedavg: ")
     assert found.groups[1].difference is not None
     assert found.groups[1].difference.mean < 0
 
@@ -71,7 +71,7 @@ def test_clients_of_other_data_are_not_paired(federate: Federate) -> None:
         other = federate("fedavg", **changes)  # type: ignore[arg-type]
         found = compare([run, other])
         assert (found.groups[1].difference is not None) is paired, changes
-        assert ("cannot be paired" in found.answer) is not paired
+        assert ("cannot be paired" in found.answers[0]) is not paired
         assert any("divide the same data" in note for note in found.notes) is not paired
 
 
@@ -86,7 +86,7 @@ def test_secure_sums_hide_the_clients(federate: Federate) -> None:
 def answer(difference: Difference | None, found: Comparison) -> str:
     """Return the answer of a comparison, of which a group is given another difference."""
     other = Group(label="fedavg", runs=found.groups[1].runs, numbers={}, difference=difference)
-    return Comparison(groups=[found.groups[0], other], reference=found.groups[0], differing={}, notes=[]).answer
+    return Comparison(groups=[found.groups[0], other], reference=found.groups[0], differing={}, notes=[]).answers[0]
 
 
 def test_the_answer_depends_on_the_interval(federate: Federate) -> None:
@@ -108,7 +108,7 @@ def test_the_answer_depends_on_the_interval(federate: Federate) -> None:
     )
     assert "a single client, which allows no conclusion" in answer(difference(0.6), found)
     assert "cannot be paired" in answer(difference(), found)
-    assert compare([federate("fedavg"), federate("fedrep")]).answer == ""
+    assert compare([federate("fedavg"), federate("fedrep")]).answers == []
 
 
 def test_the_command_and_the_page(federate: Federate, tmp_path: Path, call: Call) -> None:
@@ -118,13 +118,14 @@ def test_the_command_and_the_page(federate: Federate, tmp_path: Path, call: Call
     code, text, _ = call("compare", *runs, "--output", file)
     found = compare(runs)
     assert code == 0
-    assert text.startswith(f"Did federation help? {found.answer}")
+    assert text.startswith("\n  ".join(["Did federation help?", *found.answers]))
     page = Page(file.read_text())
     for row in rows_of(found):
         assert len(row) == len(ROW_HEADERS)
         assert list(row) in page.table_rows
         assert all(cell in text for cell in row)
-    assert page.headings[:2] == ["Comparison of 3 settings", "Result"]
+    assert page.headings[:3] == ["local and hyperfl and fedavg", "Did federation help?", "Result"]
+    assert all(f"<li>{answer}</li>" in file.read_text() for answer in found.answers)
     assert len(page.figures) == 2
     assert "<script" not in file.read_text()
     code, text, _ = call("compare", *runs, "--json")

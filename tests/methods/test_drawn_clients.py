@@ -101,7 +101,11 @@ def test_the_same_clients_evaluate_whatever_the_rounds_and_nodes(method: str, fe
     everyone = federate(method, evaluate="all")
     assert last_checkpoint(everyone)[1] == last_checkpoint(runs[1])[1]
     expected = [row for row in rows(everyone, "client-aggregate", 2) if row["client"] in drawn]
-    assert rows(runs[1], "client-aggregate", 2) == expected
+    # A server generates the models of all drawn clients in one product, whose rounding depends on their number.
+    found = rows(runs[1], "client-aggregate", 2)
+    losses = [[row.pop("aggregate_loss") for row in each] for each in (found, expected)]
+    assert found == expected
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert evaluators(federate(method, evaluate=3, seed=1), 2) != drawn
 
 

@@ -1,0 +1,164 @@
+"""Write tables and figures of results into the documentation, from records: `make results`.
+
+`experiments/records` has the cells of studies. A page has marks around each table, and a picture holds the hash of its
+numbers, so that a test can compare both with the records.
+"""
+
+import hashlib
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from experiments.figures.curves import draw  # noqa: E402 - after the path
+from experiments.records import Records, find_records, manifest_of, read_records, restore, stale_cells  # noqa: E402
+from experiments.study import Study, load_study  # noqa: E402
+
+Format = Callable[[float], str]
+
+
+def in_percent(value: float) -> str:
+    """Format a share in percent with a digit after the point."""
+    return f"{100 * value:.1f}"
+
+
+def short(value: float) -> str:
+    """Format a number with three digits."""
+    return f"{value:.3g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table of one column of a study, with a line for each row that has records.
+
+    Attributes:
+        records: Name of the file of records.
+        column: The study's column.
+        numbers: For each heading the number's place and its format. A place is a key of summary.json, with a dot for a
+            key inside another one, or `settings:KEY`.
+        rows: The study's rows that are shown; empty for all.
+    """
+
+    records: str
+    column: str
+    numbers: Mapping[str, tuple[str, Format]]
+    rows: Sequence[str] = ()
+
+    def lines(self) -> list[str]:
+        """Return the table in Markdown, and a line on where its numbers come from."""
+        records = read_records(find_records(self.records))
+        study = load_study(records.study_manifest.study)
+        stale = stale_cells(study, records)
+        lines = ["| | " + " | ".join(self.numbers) + " |", "|---|" + "---:|" * len(self.numbers)]
+        shown = []
+        for row in study.rows:
+            cells = [place for place in records.cells if place[:2] == (row.name, self.column)]
+            if not cells or (self.rows and row.name not in self.rows):
+                continue
+            mark = " (out of date)" if any(place in stale for place in cells) else ""
+            values = [self._value(records, cells, key, text) for key, text in self.numbers.values()]
+            lines.append(f"| {row.label}{mark} | {' | '.join(values)} |")
+            shown += cells
+        return [*lines, "", _source(self, study, records, shown)]
+
+    def _value(self, records: Records, cells: Sequence[tuple[str, str, int]], key: str, text: Format) -> str:
+        found = [_number(records, place, key) for place in cells]
+        known = [value for value in found if value is not None]
+        if not known:
+            return "none"
+        deviation = f" ± {text(statistics.stdev(known))}" if len(set(known)) > 1 else ""
+        return f"{text(statistics.fmean(known))}{deviation}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A study's figure, as `hyperfl figure` draws it.
+
+    Attributes:
+        records: Name of the file of records.
+        kind: The figure's name.
+    """
+
+    records: str
+    kind: str
+
+    def write(self, picture: Path) -> None:
+        """Draw the figure and write it with the hash of its records."""
+        records = read_records(find_records(self.records))
+        study = load_study(records.study_manifest.study)
+        with tempfile.TemporaryDirectory() as folder:
+            restore(study, records, Path(folder))
+            (drawn,) = draw(study, records.study_manifest, Path(folder), self.kind)
+            picture.write_bytes(drawn.read_bytes())
+        picture.with_suffix(".sha256").write_text(self.fingerprint() + "\n")
+
+    def fingerprint(self) -> str:
+        """Return the hash of the records that the picture shows."""
+        return hashlib.sha256(find_records(self.records).read_bytes()).hexdigest()
+
+
+def _number(records: Records, place: tuple[str, str, int], key: str) -> float | None:
+    recorded = records.cells[place]
+    if key.startswith("settings:"):
+        value: Any = manifest_of(recorded, records)["settings"][key.removeprefix("settings:")]
+    else:
+        value = recorded["summary"]
+        for part in key.split("."):
+            value = value.get(part) if value is not None else None
+    return None if value is None else float(value)
+
+
+def _source(table: Table, study: Study, records: Records, cells: Sequence[tuple[str, str, int]]) -> str:
+    manifests = [records.cells[place]["manifest"] for place in cells]
+    commits = sorted({str(manifest["code"]["commit"])[:7] for manifest in manifests})
+    processors = sorted({manifest["hardware"]["processor"] for manifest in manifests})
+    seeds = sorted({seed for _, _, seed in cells})
+    changes = "".join(f" --set {key}={value}" for key, value in records.study_manifest.changes.items())
+    return (
+        f"`hyperfl study {study.name} --datasets {table.column} --seeds {len(seeds)}{changes}`; commit "
+        f"{', '.join(commits)}; {', '.join(processors)}."
+    )
+
+
+PRIVACY_COST = {
+    "z": ("settings:privacy.noise-multiplier", short),
+    "ε": ("privacy.epsilon", short),
+    "personalized": ("test_accuracy", in_percent),
+    "aggregate": ("test_accuracy_aggregate", in_percent),
+}
+
+TABLES: Mapping[str, Mapping[str, Table]] = {}
+"""Tables by page, below docs/, and by the name in their marks."""
+
+FIGURES: Mapping[str, Figure] = {}
+"""Figures by picture, below docs/pictures/."""
+
+
+def page_text(name: str) -> str:
+    """Return the text of a page with its tables as the records have them."""
+    text = (ROOT / "docs" / name).read_text()
+    for mark, table in TABLES[name].items():
+        before, begin, rest = text.partition(f"<!-- {mark}: generated by `make results` -->\n")
+        _, end, after = rest.partition("\n<!-- end -->")
+        if not (begin and end):
+            raise ValueError(f"{name} has no marks for the table {mark}")
+        text = f"{before}{begin}\n{chr(10).join(table.lines())}\n{end}{after}"
+    return text
+
+
+def main() -> None:
+    """Write all tables and figures."""
+    for name in TABLES:
+        (ROOT / "docs" / name).write_text(page_text(name))
+    for name, figure in FIGURES.items():
+        figure.write(ROOT / "docs" / "pictures" / name)
+
+
+if __name__ == "__main__":
+    main()
