@@ -1,37 +1,70 @@
-"""Run the app's nodes one after the other in this process.
+"""Plan runs and train them in this process, whose nodes take turns; the program of `InProcessEngine`'s process.
 
-Called as `python -P -m hyperfl_flwr.launch.in_process_app SETTINGS NODES`, where `SETTINGS` is a TOML file of all
-settings. If the run fails, the reason is written to `hyperfl_flwr.launch.in_process_run.problem_file`.
+Requests and answers are files in the folder that is the first argument, see `hyperfl_flwr.launch.in_process_engine`.
 """
 
+import pickle
 import sys
-import tomllib
+import time
+import traceback
+from collections.abc import Mapping
 from pathlib import Path
 
-from hyperfl_flwr.app.client import app
-from hyperfl_flwr.app.server import run
-from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import HyperFLError
-from hyperfl_flwr.launch.in_process_run import problem_file
-from hyperfl_flwr.models.provenance import find_model
-from hyperfl_flwr.server.in_process_grid import InProcessGrid
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.launch.in_process_engine import POLL_SECONDS, answer_file
+from hyperfl_flwr.launch.subprocess_call import call_here
 
 
-def main() -> int:
-    """Run the federation; returns the exit code."""
-    settings, num_nodes = Path(sys.argv[1]), int(sys.argv[2])
+def main() -> None:
+    """Answer requests until the supervisor ends this process."""
+    folder = Path(sys.argv[1])
+    while True:
+        number, kind, *arguments = pickle.loads(_next(folder))  # noqa: S301 - from this process's own parent
+        answer = _called(*arguments) if kind == "call" else _problem_of(*arguments)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        write_atomically(answer_file(folder, number), pickle.dumps(answer))
+
+
+def _next(folder: Path) -> bytes:
+    """Wait for a request, and take it."""
+    while True:
+        for file in folder.glob("request-*.pickle"):
+            request = file.read_bytes()
+            file.unlink()
+            return request
+        time.sleep(POLL_SECONDS)
+
+
+def _called(name: str, *arguments: object) -> tuple[bool, object]:
+    """Return whether a function has returned, and its value or the error that the caller raises."""
     try:
-        config = RunConfig.from_flat(tomllib.loads(settings.read_text()))
+        return True, call_here(name, *arguments)
+    except HyperFLError as error:
+        return False, error
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return False, error
+
+
+def _problem_of(settings: Mapping[str, Scalar], num_nodes: int) -> str:
+    """Train a run and return the reason of its failure; empty if it succeeded."""
+    from hyperfl_flwr.app.client import app  # deferred: a function that is called may not need torch
+    from hyperfl_flwr.app.server import run
+    from hyperfl_flwr.config.run_config import RunConfig
+    from hyperfl_flwr.models.provenance import find_model
+    from hyperfl_flwr.server.in_process_grid import InProcessGrid
+
+    try:
+        config = RunConfig.from_flat(settings)
         find_model(config.target, config.lpm.weights, Path(config.resume) if config.resume else None)
         run(InProcessGrid(app, num_nodes, config.flat(), {"simulated": True}), config)
     except HyperFLError as error:
-        problem_file(settings).write_text(str(error))
-        return error.exit_code
-    except Exception as error:
-        problem_file(settings).write_text(f"{type(error).__name__}: {error}")
-        raise
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        return str(error)
+    except Exception as error:  # noqa: BLE001 - reported as the run's problem
+        traceback.print_exc()
+        return f"{type(error).__name__}: {error}"
+    return ""

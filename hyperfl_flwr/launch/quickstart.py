@@ -17,8 +17,9 @@ from hyperfl_flwr.core.toml_files import flatten
 from hyperfl_flwr.launch import subprocess_call
 from hyperfl_flwr.launch.early_superlink import EarlySuperLink
 from hyperfl_flwr.launch.follow import Display
-from hyperfl_flwr.launch.plans import RAY, SimulationPlan
-from hyperfl_flwr.launch.simulation import launch
+from hyperfl_flwr.launch.in_process_engine import InProcessEngine
+from hyperfl_flwr.launch.plans import IN_PROCESS, SimulationPlan
+from hyperfl_flwr.launch.simulation import launch, launch_in_process
 
 METHODS = ("hyperfl", "fedavg", "local")
 SEEDS = (0, 1)
@@ -95,19 +96,38 @@ def quickstart(output: Path | None, num_rounds: int, display: Display, engine: s
     Raises:
         HyperFLError: If a run cannot start, or fails.
     """
-    with EarlySuperLink(wanted=engine == RAY) as superlink:
-        plans: list[SimulationPlan] = subprocess_call.call_in_subprocess(
-            "hyperfl_flwr.launch.quickstart:plan_methods", output, num_rounds, engine
-        )
-        for planned in plans:
-            with display(f"{planned.method}, seed {planned.settings['seed']}") as observer:
-                launch(planned, observer, superlink)
+    plans = (_run_in_process if engine == IN_PROCESS else _run_on_ray)(output, num_rounds, engine, display)
     runs = {method: [planned.directory for planned in plans if planned.method == method] for method in METHODS}
     folder = plans[0].directory.parent.parent
     picture = folder / "comparison.png"
     subprocess_call.call_in_subprocess("hyperfl_flwr.runs.plots:plot_comparison", runs, picture)
     results = [_result(method, paths) for method, paths in runs.items()]
     return Quickstart(folder=folder, picture=picture, results=results)
+
+
+PLAN = "hyperfl_flwr.launch.quickstart:plan_methods"
+
+
+def _run_on_ray(output: Path | None, num_rounds: int, engine: str, display: Display) -> list[SimulationPlan]:
+    with EarlySuperLink() as superlink:
+        plans: list[SimulationPlan] = subprocess_call.call_in_subprocess(PLAN, output, num_rounds, engine)
+        for planned in plans:
+            with display(_title(planned)) as observer:
+                launch(planned, observer, superlink)
+    return plans
+
+
+def _run_in_process(output: Path | None, num_rounds: int, engine: str, display: Display) -> list[SimulationPlan]:
+    with InProcessEngine() as process:
+        plans: list[SimulationPlan] = process.call(PLAN, output, num_rounds, engine)
+        for planned in plans:
+            with display(_title(planned)) as observer:
+                launch_in_process(planned, observer, process)
+    return plans
+
+
+def _title(planned: SimulationPlan) -> str:
+    return f"{planned.method}, seed {planned.settings['seed']}"
 
 
 def plan_methods(output: Path | None, num_rounds: int, engine: str) -> list[SimulationPlan]:

@@ -16,7 +16,7 @@ from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots
 from hyperfl_flwr.launch.early_superlink import EarlySuperLink
 from hyperfl_flwr.launch.flower_env import federation_config
 from hyperfl_flwr.launch.follow import Platform, ReadyRun, RunCallbacks, follow, with_resume_hint
-from hyperfl_flwr.launch.in_process_run import InProcessRun
+from hyperfl_flwr.launch.in_process_engine import InProcessEngine
 from hyperfl_flwr.launch.other_accounts import simulation_warning
 from hyperfl_flwr.launch.plans import IN_PROCESS, RAY, SimulationPlan
 
@@ -32,8 +32,14 @@ def simulation(num_nodes: int | None = None, engine: str = RAY, ray_address: str
 
     @contextmanager
     def ready(changes: Mapping[str, Scalar]) -> Iterator[ReadyRun]:
+        planned: SimulationPlan
+        if engine == IN_PROCESS and ray_address is None:
+            with InProcessEngine() as process:
+                planned = process.call("hyperfl_flwr.launch.planning:plan", changes, num_nodes, engine)
+                yield ReadyRun(plan=planned, launch=partial(launch_in_process, planned, process=process))
+            return
         with EarlySuperLink(wanted=engine == RAY and ray_address is None) as superlink:
-            planned: SimulationPlan = subprocess_call.call_in_subprocess(
+            planned = subprocess_call.call_in_subprocess(
                 "hyperfl_flwr.launch.planning:plan", changes, num_nodes, engine, found_cluster(ray_address)
             )
             yield ReadyRun(plan=planned, launch=partial(launch, planned, superlink=superlink))
@@ -55,10 +61,10 @@ def found_cluster(ray_address: str | None) -> Cluster | None:
 
 
 def launch(planned: SimulationPlan, observer: RunCallbacks, superlink: EarlySuperLink | None = None) -> Path:
-    """Run the app on the planned engine and wait for its end.
+    """Run the app on Flower's engine and wait for its end.
 
     Args:
-        planned: A plan of `hyperfl_flwr.launch.planning.plan`.
+        planned: A plan of `hyperfl_flwr.launch.planning.plan` for Ray.
         observer: Receives rounds, log lines and notes of the run.
         superlink: The SuperLink to use, which keeps running after the run; None for one that ends with the run. While
             the run waits for a core, there is none.
@@ -74,7 +80,6 @@ def launch(planned: SimulationPlan, observer: RunCallbacks, superlink: EarlySupe
         observer.on_note(f"warning: {warning}")
     if planned.cluster is not None:
         return launch_on_cluster(planned, planned.cluster, observer)
-    processes = planned.num_nodes if planned.engine == RAY else 1
     if superlink is None:
         with EarlySuperLink(wanted=False) as own:
             return launch(planned, observer, own)
@@ -84,12 +89,9 @@ def launch(planned: SimulationPlan, observer: RunCallbacks, superlink: EarlySupe
         superlink.discard()
 
     with CoreSlots() as slots:
-        held = slots.acquire(processes * planned.threads, on_wait)
-        actors = min(processes, max(1, held // planned.threads))
+        held = slots.acquire(planned.num_nodes * planned.threads, on_wait)
+        actors = min(planned.num_nodes, max(1, held // planned.threads))
         observer.on_note(_where(planned, actors))
-        if planned.engine == IN_PROCESS:
-            with InProcessRun(planned.settings, planned.num_nodes) as process, with_resume_hint(planned, observer):
-                return follow(process, 0, planned, observer)
         if problem := simulation_warning():
             observer.on_note(f"warning: {problem}")
         flower = superlink.get()
@@ -101,6 +103,34 @@ def launch(planned: SimulationPlan, observer: RunCallbacks, superlink: EarlySupe
         run_id = flower.submit(app, settings, federation)
         with with_resume_hint(planned, observer):
             return follow(flower, run_id, planned, observer)
+
+
+def launch_in_process(planned: SimulationPlan, observer: RunCallbacks, process: InProcessEngine) -> Path:
+    """Run the app in one process and wait for its end.
+
+    Args:
+        planned: A plan of `hyperfl_flwr.launch.planning.plan` for one process.
+        observer: Receives rounds, log lines and notes of the run.
+        process: The process, which keeps running after the run. While the run waits for a core, there is none.
+
+    Returns:
+        The run's folder.
+
+    Raises:
+        RunFailedError: If the run failed.
+    """
+    for warning in planned.warnings:
+        observer.on_note(f"warning: {warning}")
+
+    def on_wait() -> None:
+        observer.on_note(f"{WAITING} for one")
+        process.end()
+
+    with CoreSlots() as slots:
+        slots.acquire(planned.threads, on_wait)
+        observer.on_note(_where(planned, 1))
+        with with_resume_hint(planned, observer):
+            return follow(process, process.submit(planned.settings, planned.num_nodes), planned, observer)
 
 
 def _where(planned: SimulationPlan, actors: int) -> str:
