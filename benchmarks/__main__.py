@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.deployed_load import measure_load
 from benchmarks.deployed_report import load_parts, round_parts
 from benchmarks.deployed_round import DeployedWork, Profile, measure_deployed
-from benchmarks.first_round import measure_beginning
+from benchmarks.first_round import ENGINES, Beginning, measure_beginning
 from benchmarks.measure import (
     SLOW_ROUNDS,
     Timing,
@@ -110,7 +110,10 @@ def main() -> None:
         print("\n\n".join(client_parts(client_rounds(), options.repetitions)))
         return
     note("the first seconds of a run")
-    beginnings = [measure_beginning() for _ in range(options.repetitions)]
+    beginnings: dict[str, list[Beginning]] = {engine: [] for engine in ENGINES}
+    for _ in range(options.repetitions):
+        for engine, found in beginnings.items():
+            found.append(measure_beginning(engine))
     if options.first_round:
         print("\n\n".join(first_round_parts(beginnings)))
         return

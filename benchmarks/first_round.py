@@ -1,6 +1,6 @@
 """Measure the first seconds of `hyperfl run`: when each of its programs starts, and what each of them costs.
 
-The command runs with its default settings, on digits with Flower's simulation engine, until its first round is trained.
+The command runs with its default settings, on digits, with each engine until its first round is trained.
 Processes are recognised by their command lines, which are read from Linux's /proc.
 """
 
@@ -26,12 +26,19 @@ PATIENCE = 600.0
 
 FIRST_ROUND = "the first round is trained"
 
-SECTION = """`hyperfl run` with its default settings, on digits with Flower's simulation engine, from the start of the
-command to its first trained round (`python -m benchmarks --first-round`): when each program starts, and the CPU time of
-all of its processes until then. Medians of {number} run(s); other work on the machine lengthens them."""
-"""Text above the table of the beginnings."""
+SECTION = """`hyperfl run` with its default settings, on digits, from the start of the command to its first trained
+round (`python -m benchmarks --first-round`): when each program starts, and the CPU time of all of its processes until
+then. Medians of {number} run(s) with each engine; other work on the machine lengthens them."""
+"""Text above the tables of the beginnings."""
+
+ENGINES = {
+    "in-process": "One process, which is what `--engine auto` chooses for this run:",
+    "ray": "Flower's simulation engine on Ray (`--engine ray`):",
+}
+"""The engines that are measured, with the text above the table of each."""
 
 PROGRAMS = {
+    r"launch\.in_process_app": "planning and training",
     r"import subprocess_call|from hyperfl_flwr\.launch\.subprocess_call": "the check of the settings",
     r"launch/private_network\.py|launch/processes\.py .*--owner": "the supervisor and its network",
     r"bin/flower-superlink": "flower-superlink",
@@ -63,11 +70,11 @@ def program_of(command: str) -> str:
     return next((name for pattern, name in PROGRAMS.items() if re.search(pattern, command)), "other")
 
 
-def measure_beginning(words: Sequence[str] = ()) -> Beginning:
+def measure_beginning(engine: str) -> Beginning:
     """Run `hyperfl run` until its first round is trained, then end it.
 
     Args:
-        words: Further words of the command.
+        engine: The engine of the run.
 
     Raises:
         RuntimeError: If the command ends before, or takes longer than `PATIENCE`.
@@ -76,7 +83,7 @@ def measure_beginning(words: Sequence[str] = ()) -> Beginning:
     cpu: dict[tuple[int, str], tuple[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as log:
         metrics = Path(folder) / "run" / "metrics.jsonl"
-        command = [sys.executable, "-m", "hyperfl_flwr", "run", "--output", f"{folder}/run", *words]
+        command = [sys.executable, "-m", "hyperfl_flwr", "run", "--output", f"{folder}/run", "--engine", engine]
         begin = time.monotonic()
         with subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=folder) as run:
             try:

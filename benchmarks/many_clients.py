@@ -26,6 +26,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.flower_env import training_environment
 from hyperfl_flwr.launch.follow import RunCallbacks
 from hyperfl_flwr.launch.planning import plan
+from hyperfl_flwr.launch.plans import RAY
 from hyperfl_flwr.launch.simulation import launch
 from hyperfl_flwr.runs.run_directory import read_metrics
 
@@ -127,7 +128,7 @@ def _in_process(changes: dict[str, Scalar]) -> list[float]:
 def _on_ray(changes: dict[str, Scalar]) -> list[float]:
     """Return the same wall times, from the run's log and files."""
     began = time.time()
-    path = launch(plan(changes, NUM_NODES), RunCallbacks())
+    path = launch(plan(changes, NUM_NODES, RAY), RunCallbacks())
     ended = time.time()
     rounds = [row["seconds"] for row in read_metrics(path) if row["kind"] == "train"]
     lines = [line for line in (path / "server.log").read_text().splitlines() if " INFO round " in line]

@@ -22,6 +22,7 @@ from benchmarks.workload import NUM_NODES, Workload, write_dataset
 from hyperfl_flwr.launch.flower_env import training_environment
 from hyperfl_flwr.launch.follow import RunCallbacks
 from hyperfl_flwr.launch.planning import plan
+from hyperfl_flwr.launch.plans import RAY
 from hyperfl_flwr.launch.processes import descendants, process_table
 from hyperfl_flwr.launch.simulation import launch
 from hyperfl_flwr.runs.run_directory import read_metrics
@@ -256,7 +257,7 @@ def _on_ray(work: Workload, variant: Variant, rounds: int, dataset: Path, folder
     def on_round(number: int, total: int, accuracy: float | None) -> None:
         seen[number] = _resource_usage()
 
-    launch(plan(settings, NUM_NODES), RunCallbacks(on_round=on_round, on_note=note))
+    launch(plan(settings, NUM_NODES, RAY), RunCallbacks(on_round=on_round, on_note=note))
     rows = [row for row in read_metrics(folder) if row["kind"] == "train"]
     later = rows[1:]
     alive = [number for number in seen if number and seen[number]["server"]]

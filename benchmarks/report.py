@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from benchmarks.first_round import SECTION, Beginning, medians
+from benchmarks.first_round import ENGINES, SECTION, Beginning, medians
 from benchmarks.markdown import table, text
 from benchmarks.measure import SLOW_ROUNDS, Timing
 from benchmarks.private_steps import PrivateSteps
@@ -47,7 +47,7 @@ class Results:
         secure_rounds: Rounds with secure sums and plain ones, by workload; each node hosts one client.
         private: Noisy steps and plain ones.
         deployed: The sections on deployments.
-        beginnings: First seconds of some runs.
+        beginnings: First seconds of some runs with each engine.
     """
 
     circumstances: Mapping[str, str]
@@ -61,7 +61,7 @@ class Results:
     secure_rounds: Mapping[Workload, SecureRound]
     private: Sequence[PrivateSteps]
     deployed: Sequence[str] = ()
-    beginnings: Sequence[Beginning] = ()
+    beginnings: Mapping[str, Sequence[Beginning]] = field(default_factory=dict)
 
 
 def render(results: Results) -> str:
@@ -133,15 +133,14 @@ def client_parts(clients: Mapping[Workload, Sequence[Timing]], repetitions: int)
     return parts
 
 
-def first_round_parts(beginnings: Sequence[Beginning]) -> list[str]:
-    """Return the section on the first seconds of a run; nothing if none was measured."""
+def first_round_parts(beginnings: Mapping[str, Sequence[Beginning]]) -> list[str]:
+    """Return the section on the first seconds of a run with each engine; nothing if none was measured."""
     if not beginnings:
         return []
-    return [
-        "## The first seconds of a run",
-        text(SECTION.format(number=len(beginnings))),
-        table(["program", "starts after s", "CPU s"], medians(beginnings), "lrr"),
-    ]
+    parts = ["## The first seconds of a run", text(SECTION.format(number=len(next(iter(beginnings.values())))))]
+    for engine, found in beginnings.items():
+        parts += [ENGINES[engine], table(["program", "starts after s", "CPU s"], medians(found), "lrr")]
+    return parts
 
 
 def private_parts(steps: Sequence[PrivateSteps]) -> list[str]:

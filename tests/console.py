@@ -30,14 +30,6 @@ def script(lines: list[str]) -> str:
     return "set -ex\n" + "\n".join(lines)
 
 
-def without_ray(lines: list[str]) -> list[str]:
-    """Return the commands with the in-process engine in each `hyperfl run`.
-
-    Both engines give the same numbers (tests/simulation/test_run.py); Ray takes 16 seconds of CPU time more per run.
-    """
-    return [f"{line} --engine in-process" if line.startswith("hyperfl run ") else line for line in lines]
-
-
 def block_with(page: Path, text: str) -> str:
     """Return the only console block of a page that contains a text, as a shell script."""
     (found,) = [block for block in blocks(page) if any(text in command for command in block)]

@@ -12,7 +12,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.sample_format import is_local_data, local_data_path
 from hyperfl_flwr.launch.console import err
 from hyperfl_flwr.launch.follow import Display, Platform, RunCallbacks
-from hyperfl_flwr.launch.plans import RAY, Engine
+from hyperfl_flwr.launch.plans import AUTO, Engine
 from hyperfl_flwr.launch.progress import ShownProgress
 from hyperfl_flwr.launch.simulation import simulation
 
@@ -31,7 +31,7 @@ def run(
     data_root: Path | str | None = None,
     output: Path | str | None = None,
     settings: Mapping[str, Scalar] | None = None,
-    engine: Engine = RAY,
+    engine: Engine = AUTO,
     num_nodes: int | None = None,
     ray_address: str | None = None,
     deployment: Platform | None = None,
@@ -79,7 +79,7 @@ def run(
         from hyperfl_flwr.launch.tensorboard import require_tensorboard
 
         require_tensorboard()  # before any file is written
-    if deployment is not None and (num_nodes is not None or engine != RAY or ray_address is not None):
+    if deployment is not None and (num_nodes is not None or engine != AUTO or ray_address is not None):
         raise ConfigError("num_nodes, engine and ray_address are for simulations; a deployment has its own nodes")
     with (
         (deployment or simulation(num_nodes, engine, ray_address))(changes) as ready,
@@ -95,7 +95,7 @@ def resume(
     num_rounds: int | None = None,
     data_root: Path | str | None = None,
     settings: Mapping[str, Scalar] | None = None,
-    engine: Engine = RAY,
+    engine: Engine = AUTO,
     num_nodes: int | None = None,
     ray_address: str | None = None,
     deployment: Platform | None = None,

@@ -61,7 +61,11 @@ for commands in entry_points(group="hyperfl.commands"):
 
 
 EngineOption = Annotated[
-    str, typer.Option(help="ray: Flower's simulation engine; in-process: one process, without ports and Ray.")
+    str,
+    typer.Option(
+        help="ray: Flower's simulation engine; in-process: one process, without ports and Ray; auto: whichever is "
+        "likely to end sooner. All give the same numbers."
+    ),
 ]
 
 RayAddressOption = Annotated[
@@ -84,7 +88,7 @@ def run(
         int | None,
         typer.Option(help="Number of simulated nodes P; default: fits the machine, or as in the resumed run.", min=1),
     ] = None,
-    engine: EngineOption = "ray",
+    engine: EngineOption = "auto",
     ray_address: RayAddressOption = None,
     num_rounds: Annotated[int | None, typer.Option(help="Number of federated rounds.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: your cache folder.")] = None,
@@ -120,7 +124,7 @@ def run(
     )  # fmt: skip
     platform: Platform | None = None
     if deployment is not None:
-        if num_nodes is not None or dry_run or engine != "ray" or ray_address is not None:
+        if num_nodes is not None or dry_run or engine != "auto" or ray_address is not None:
             raise ConfigError(
                 "--num-nodes, --engine, --ray-address and --dry-run are for simulations; a deployment has its own nodes"
             )
@@ -146,7 +150,7 @@ def run(
 def quickstart(
     output: Annotated[Path | None, typer.Option(help="Folder of the runs; default: a new folder below ./runs.")] = None,
     num_rounds: Annotated[int, typer.Option(help="Number of federated rounds.", min=1)] = 10,
-    engine: EngineOption = "ray",
+    engine: EngineOption = "auto",
 ) -> None:
     """Train HyperFL, FedAvg and local-only on handwritten digits with two seeds each, and print a comparison."""
     from hyperfl_flwr.launch.progress import ShownProgress
@@ -234,6 +238,7 @@ def _print_estimate(changes: dict[str, Scalar], num_nodes: int | None, engine: s
     table = Table("estimate", "")
     if cluster is not None:
         table.add_row("Ray cluster", f"{cluster}, {planned.num_nodes} nodes of {planned.threads} thread(s)")
+    table.add_row("engine", planned.engine)
     down, up = cost.bytes_down_per_client_round, cost.bytes_up_per_client_round
     table.add_row("a client's payload per round", f"{down / 1e6:.2f} MB down, {up / 1e6:.2f} MB up")
     table.add_row("on the wire per round", f"{cost.bytes_on_wire_per_round / 1e6:.2f} MB")

@@ -16,7 +16,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.arithmetic import set_arithmetic
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
-from hyperfl_flwr.launch.plans import SimulationPlan
+from hyperfl_flwr.launch.plans import IN_PROCESS, RAY, SimulationPlan
 from hyperfl_flwr.launch.sizing import WIRE_BYTES_PER_SECOND
 from hyperfl_flwr.metrics.memory import peak_memory
 from hyperfl_flwr.node.private_state import PrivateState
@@ -113,7 +113,7 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
     per_epoch = 0.0 if client.epochs().steps else max(0.0, seconds[2] - seconds[1])
     client_seconds = seconds[1] + (config.local_epochs - 1) * per_epoch
     trained = max(1, round(config.fraction_train * config.num_clients))
-    busy = min(max(1, num_cores // planned.threads), num_nodes)
+    busy = 1 if planned.engine == IN_PROCESS else min(max(1, num_cores // planned.threads), num_nodes)
     hosts = min(num_nodes, trained)
     wire = (shared + num_bytes(summed)) * hosts + (of_one + answered) * trained
     if config.secagg.enabled:
@@ -128,7 +128,7 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
         + (SERVER_COPIES + num_nodes - 1) * shared
         + (of_one + answered) * config.num_clients
         + busy * peak_memory(),
-        seconds=STARTUP_SECONDS
+        seconds=(STARTUP_SECONDS if planned.engine == RAY else 0.0)
         + config.num_rounds * wire / WIRE_BYTES_PER_SECOND
         + busy_seconds(config, busy, client_seconds, evaluation_seconds),
         client_seconds=client_seconds,

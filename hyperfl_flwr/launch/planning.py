@@ -21,7 +21,8 @@ from hyperfl_flwr.core.errors import ConfigError, DeviceError, RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
 from hyperfl_flwr.launch.cluster import Cluster
-from hyperfl_flwr.launch.plans import IN_PROCESS, RAY, Plan, SimulationPlan
+from hyperfl_flwr.launch.engine_choice import chosen_engine
+from hyperfl_flwr.launch.plans import AUTO, IN_PROCESS, RAY, Plan, SimulationPlan
 from hyperfl_flwr.launch.secure_nodes import check_given_nodes, suitable_for_sums
 from hyperfl_flwr.launch.settings import check_resume, requested
 from hyperfl_flwr.launch.sizing import Machine, suitable_nodes, suitable_threads
@@ -33,7 +34,7 @@ from hyperfl_flwr.runs.run_directory import is_simulation
 
 
 def plan(
-    changes: Mapping[str, Scalar], num_nodes: int | None = None, engine: str = RAY, cluster: Cluster | None = None
+    changes: Mapping[str, Scalar], num_nodes: int | None = None, engine: str = AUTO, cluster: Cluster | None = None
 ) -> SimulationPlan:
     """Check everything that can be checked before a simulation starts, and choose its nodes and threads.
 
@@ -41,7 +42,7 @@ def plan(
         changes: Settings that differ from the defaults or, if `resume` is one of them, from the resumed run's.
         num_nodes: Number of simulated nodes P; None for a number that suits the machine
             (`hyperfl_flwr.launch.sizing`), or that of the resumed run.
-        engine: `RAY` or `IN_PROCESS`.
+        engine: `RAY`, `IN_PROCESS`, or `AUTO` for the one that is likely to end sooner.
         cluster: The Ray cluster on which the nodes train; None for this machine.
 
     Returns:
@@ -50,8 +51,8 @@ def plan(
     Raises:
         HyperFLError: With all problems of the settings, or the first problem of data, device and folders.
     """
-    if engine not in (RAY, IN_PROCESS):
-        raise ConfigError(f"the engine must be {RAY} or {IN_PROCESS}, got {engine}")
+    if engine not in (AUTO, RAY, IN_PROCESS):
+        raise ConfigError(f"the engine must be {AUTO}, {RAY} or {IN_PROCESS}, got {engine}")
     config = requested(changes)
     if config.resume:
         num_nodes = _resumed_nodes(config, num_nodes)
@@ -95,6 +96,9 @@ def _laid_out(
         gpus = cluster.gpus if device == "cuda" else 0
         machine = Machine(cores=cluster.cpus, memory=cluster.memory, gpus=gpus)
     chosen_for = str(cluster or machine) if num_nodes is None or config.threads == "auto" else ""
+    shared_bytes = 0 if engine == IN_PROCESS else _shared_bytes(config, data)
+    if engine == AUTO:
+        engine = RAY if cluster else chosen_engine(resolved(config), data, shared_bytes, machine)
     if num_nodes is not None:
         check_given_nodes(config, num_nodes)
     elif engine == IN_PROCESS:
@@ -102,14 +106,8 @@ def _laid_out(
     else:
         # The choice is for a usual round, which trains a sample of the clients; the last round trains all of them.
         clients = max(1, round(config.fraction_train * config.num_clients))
-        state, cpu = PrivateState(Path(), "", 0), torch.device("cpu")  # a GPU's memory is for the nodes
-        members = [
-            client_of(config.method)(client_setting(resolved(config).of_client(client), data, client, cpu, state))
-            for client in range(len(config.targets))
-        ]
-        largest = max(member.shared_bytes() for member in members)
         threads = 1 if config.threads == "auto" else config.threads
-        num_nodes = suitable_for_sums(config, suitable_nodes(machine, clients, largest, threads))
+        num_nodes = suitable_for_sums(config, suitable_nodes(machine, clients, shared_bytes, threads))
     if config.threads != "auto":
         threads = config.threads
     else:  # in one process, threads slow each other down when other programs use the same cores
@@ -136,6 +134,16 @@ def _laid_out(
         engine=engine,
         cluster=cluster,
     )
+
+
+def _shared_bytes(config: RunConfig, data: FederatedData) -> int:
+    """Return the bytes of the parameters that a client shares, the largest of all target networks."""
+    state, cpu = PrivateState(Path(), "", 0), torch.device("cpu")  # a GPU's memory is for the nodes
+    members = [
+        client_of(config.method)(client_setting(resolved(config).of_client(client), data, client, cpu, state))
+        for client in range(len(config.targets))
+    ]
+    return max(member.shared_bytes() for member in members)
 
 
 def _resumed_nodes(config: RunConfig, num_nodes: int | None) -> int:

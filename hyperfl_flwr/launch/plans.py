@@ -39,9 +39,11 @@ class Plan:
         return Path(str(self.settings["resume"] or self.settings["output"]))
 
 
-Engine = Literal["ray", "in-process"]
-"""The engines: Flower's simulation engine on Ray, or all nodes one after the other in one process without ports."""
+Engine = Literal["auto", "ray", "in-process"]
+"""The engines: Flower's simulation engine on Ray, or all nodes one after the other in one process without ports; `auto`
+is the one that is likely to end sooner, see `hyperfl_flwr.launch.engine_choice`."""
 
+AUTO: Final = "auto"
 RAY: Final = "ray"
 IN_PROCESS: Final = "in-process"
 

@@ -18,7 +18,7 @@ from hyperfl_flwr.launch import subprocess_call
 from hyperfl_flwr.launch.early_superlink import EarlySuperLink
 from hyperfl_flwr.launch.follow import Display
 from hyperfl_flwr.launch.in_process_engine import InProcessEngine
-from hyperfl_flwr.launch.plans import IN_PROCESS, SimulationPlan
+from hyperfl_flwr.launch.plans import IN_PROCESS, RAY, SimulationPlan
 from hyperfl_flwr.launch.simulation import launch, launch_in_process
 
 METHODS = ("hyperfl", "fedavg", "local")
@@ -88,7 +88,7 @@ def quickstart(output: Path | None, num_rounds: int, display: Display, engine: s
         output: Folder of the runs; None for a new folder below `runs` in the working directory.
         num_rounds: Number of federated rounds.
         display: Shows each run.
-        engine: Engine of the runs, see `hyperfl_flwr.launch.planning.plan`.
+        engine: Engine of the runs; Ray's if it is `ray`, otherwise one process, which suits runs of this size.
 
     Returns:
         The results, and the paths of the runs and of the plot.
@@ -96,7 +96,7 @@ def quickstart(output: Path | None, num_rounds: int, display: Display, engine: s
     Raises:
         HyperFLError: If a run cannot start, or fails.
     """
-    plans = (_run_in_process if engine == IN_PROCESS else _run_on_ray)(output, num_rounds, engine, display)
+    plans = (_run_on_ray if engine == RAY else _run_in_process)(output, num_rounds, display)
     runs = {method: [planned.directory for planned in plans if planned.method == method] for method in METHODS}
     folder = plans[0].directory.parent.parent
     picture = folder / "comparison.png"
@@ -108,18 +108,18 @@ def quickstart(output: Path | None, num_rounds: int, display: Display, engine: s
 PLAN = "hyperfl_flwr.launch.quickstart:plan_methods"
 
 
-def _run_on_ray(output: Path | None, num_rounds: int, engine: str, display: Display) -> list[SimulationPlan]:
+def _run_on_ray(output: Path | None, num_rounds: int, display: Display) -> list[SimulationPlan]:
     with EarlySuperLink() as superlink:
-        plans: list[SimulationPlan] = subprocess_call.call_in_subprocess(PLAN, output, num_rounds, engine)
+        plans: list[SimulationPlan] = subprocess_call.call_in_subprocess(PLAN, output, num_rounds, RAY)
         for planned in plans:
             with display(_title(planned)) as observer:
                 launch(planned, observer, superlink)
     return plans
 
 
-def _run_in_process(output: Path | None, num_rounds: int, engine: str, display: Display) -> list[SimulationPlan]:
+def _run_in_process(output: Path | None, num_rounds: int, display: Display) -> list[SimulationPlan]:
     with InProcessEngine() as process:
-        plans: list[SimulationPlan] = process.call(PLAN, output, num_rounds, engine)
+        plans: list[SimulationPlan] = process.call(PLAN, output, num_rounds, IN_PROCESS)
         for planned in plans:
             with display(_title(planned)) as observer:
                 launch_in_process(planned, observer, process)

@@ -18,10 +18,12 @@ from hyperfl_flwr.launch.flower_env import federation_config
 from hyperfl_flwr.launch.follow import Platform, ReadyRun, RunCallbacks, follow, with_resume_hint
 from hyperfl_flwr.launch.in_process_engine import InProcessEngine
 from hyperfl_flwr.launch.other_accounts import simulation_warning
-from hyperfl_flwr.launch.plans import IN_PROCESS, RAY, SimulationPlan
+from hyperfl_flwr.launch.plans import AUTO, IN_PROCESS, RAY, SimulationPlan
+
+PLAN = "hyperfl_flwr.launch.planning:plan"
 
 
-def simulation(num_nodes: int | None = None, engine: str = RAY, ray_address: str | None = None) -> Platform:
+def simulation(num_nodes: int | None = None, engine: str = AUTO, ray_address: str | None = None) -> Platform:
     """Return the platform of simulations on this machine or a Ray cluster.
 
     Args:
@@ -32,16 +34,18 @@ def simulation(num_nodes: int | None = None, engine: str = RAY, ray_address: str
 
     @contextmanager
     def ready(changes: Mapping[str, Scalar]) -> Iterator[ReadyRun]:
-        planned: SimulationPlan
-        if engine == IN_PROCESS and ray_address is None:
-            with InProcessEngine() as process:
-                planned = process.call("hyperfl_flwr.launch.planning:plan", changes, num_nodes, engine)
-                yield ReadyRun(plan=planned, launch=partial(launch_in_process, planned, process=process))
+        if engine == RAY or ray_address is not None:
+            with EarlySuperLink(wanted=ray_address is None) as superlink:
+                cluster = found_cluster(ray_address)
+                planned = subprocess_call.call_in_subprocess(PLAN, changes, num_nodes, engine, cluster)
+                yield ReadyRun(plan=planned, launch=partial(launch, planned, superlink=superlink))
             return
-        with EarlySuperLink(wanted=engine == RAY and ray_address is None) as superlink:
-            planned = subprocess_call.call_in_subprocess(
-                "hyperfl_flwr.launch.planning:plan", changes, num_nodes, engine, found_cluster(ray_address)
-            )
+        with InProcessEngine() as process:
+            planned = process.call(PLAN, changes, num_nodes, engine)
+            if planned.engine == IN_PROCESS:
+                yield ReadyRun(plan=planned, launch=partial(launch_in_process, planned, process=process))
+                return
+        with EarlySuperLink() as superlink:
             yield ReadyRun(plan=planned, launch=partial(launch, planned, superlink=superlink))
 
     return ready
@@ -137,8 +141,8 @@ def _where(planned: SimulationPlan, actors: int) -> str:
     """Describe where a run trains, and how to change it."""
     text = (
         f"{planned.settings['num-clients']} clients on {planned.num_nodes} nodes in {actors} process(es), "
-        f"{planned.threads} thread(s) each, on {planned.device}"
+        f"{planned.threads} thread(s) each, on {planned.device}, engine {planned.engine}"
     )
     if planned.chosen_for:
-        text += f"; chosen for {planned.chosen_for}, set --num-nodes and --set threads= to change it"
+        text += f"; chosen for {planned.chosen_for}, set --engine, --num-nodes and --set threads= to change it"
     return text

@@ -20,6 +20,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.augmentation import Augmentation
 from hyperfl_flwr.data.federated_data import ClientData
 from hyperfl_flwr.launch.planning import plan
+from hyperfl_flwr.launch.plans import RAY
 from hyperfl_flwr.metrics.classification import evaluate
 from hyperfl_flwr.models.layers.dropout import Dropout, seed_dropout
 from hyperfl_flwr.training.local_sgd import batches
@@ -128,7 +129,7 @@ def test_a_run_is_planned_without_the_device(tmp_path: Path, monkeypatch: pytest
     """Clients that are built to count what they share stay on the CPU, since the nodes need the device's memory."""
     monkeypatch.setattr(hyperfl_flwr.launch.planning, "resolve_device", lambda _: DEVICE)
     with PretendedDevice() as device:
-        planned = plan({"output": str(tmp_path / "run"), "data.train-samples": 10, "data.test-samples": 10})
+        planned = plan({"output": str(tmp_path / "run"), "data.train-samples": 10, "data.test-samples": 10}, None, RAY)
     assert planned.device == DEVICE.type
     assert device.transfers == []
 

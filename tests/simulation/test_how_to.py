@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from console import block_with, blocks, commands, copy_checkout, script, shell, without_ray
+from console import block_with, blocks, commands, copy_checkout, script, shell
 from sklearn.datasets import load_digits
 
 from hyperfl_flwr import ROOT
@@ -43,7 +43,7 @@ def test_every_page_with_commands_is_run() -> None:
 def run_page(page: Path, folder: Path) -> "tuple[subprocess.CompletedProcess[str], Path]":
     """Run all commands of a page in a new checkout."""
     checkout = copy_checkout(folder)
-    done = shell(script(without_ray(commands(page))), checkout)
+    done = shell(script(commands(page)), checkout)
     assert done.returncode == 0, done.stderr
     return done, checkout
 
@@ -53,7 +53,7 @@ def test_own_data(tmp_path: Path) -> None:
     page, checkout = HOW_TO / "own-data.md", copy_checkout(tmp_path)
     example = re.findall(r"```python\n(import.*?)```", page.read_text(), re.DOTALL)[0]
     subprocess.run([sys.executable, "-c", example], cwd=checkout, check=True)
-    done = shell(script(without_ray(commands(page))), checkout)
+    done = shell(script(commands(page)), checkout)
     assert done.returncode == 0, done.stderr
     manifests = [json.loads(path.read_text()) for path in checkout.glob("runs/*/manifest.json")]
     assert len(manifests) == 4
@@ -70,7 +70,7 @@ def test_pretrained(tmp_path: Path) -> None:
     checkout = copy_checkout(tmp_path)
     digits = load_digits()
     np.savez(checkout / "samples.npz", images=(digits.images[:20, None] * 15).astype(np.uint8))
-    done = shell(script(without_ray(commands(HOW_TO / "pretrained.md"))), checkout)
+    done = shell(script(commands(HOW_TO / "pretrained.md")), checkout)
     assert done.returncode == 0, done.stderr
     assert len((checkout / "predictions.csv").read_text().splitlines()) == 21
     facts = json.loads((checkout / "model.json").read_text())
@@ -80,11 +80,11 @@ def test_pretrained(tmp_path: Path) -> None:
 def test_engines(tmp_path: Path) -> None:
     """All commands but Flower's own (tested separately below) work, including an estimate and a resumed run.
 
-    Runs on Ray as printed are in test_readme.py, and interrupted ones in test_run.py.
+    Runs on Ray are in test_run.py.
     """
     page, checkout = HOW_TO / "engines.md", copy_checkout(tmp_path)
     own = [command for command in commands(page) if command.startswith("hyperfl")]
-    done = shell(script([command if "--engine" in command else without_ray([command])[0] for command in own]), checkout)
+    done = shell(script(own), checkout)
     assert done.returncode == 0, done.stderr
     assert "estimate" in done.stdout
     checkpoints = sorted((checkout / "runs" / "short" / "checkpoints").iterdir())

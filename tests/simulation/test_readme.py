@@ -38,10 +38,10 @@ def test_make_test_calls_pytest() -> None:
 def test_make_run(tmp_path: Path) -> None:
     """The README's first command prints rates, accuracies with spread, and sizes.
 
-    With two rounds instead of ten, and without Ray, with which `test_running` runs.
+    With two rounds instead of ten.
     """
     output = tmp_path / "quickstart"
-    command = ["make", "run", f"ARGS=--num-rounds 2 --engine in-process --output {output}"]
+    command = ["make", "run", f"ARGS=--num-rounds 2 --output {output}"]
     # If the tests themselves run below make, this make would print the folders that it enters and leaves.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

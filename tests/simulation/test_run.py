@@ -48,7 +48,7 @@ SETTINGS: dict[str, Scalar] = {
 def arguments(output: Path, **changes: Scalar) -> list[str]:
     settings = SETTINGS | {key.replace("_", "-"): value for key, value in changes.items()}
     sets = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
-    return [str(HYPERFL), "run", "--output", str(output), *sets]
+    return [str(HYPERFL), "run", "--engine", "ray", "--output", str(output), *sets]
 
 
 @contextlib.contextmanager
@@ -136,7 +136,7 @@ def test_a_run_whose_processes_are_killed_ends_as_if_nothing_had_happened(
     The results equal those of the in-process run bit for bit, and the run's folder is complete.
     """
     output = tmp_path / "run"
-    resume = [str(HYPERFL), "run", "--resume", str(output)]
+    resume = [str(HYPERFL), "run", "--engine", "ray", "--resume", str(output)]
     with started(arguments(output), tmp_path) as process:
         wait_for_round(output, 1, process)
         kill(below(process.pid, "ray::ClientAppActor")[:1])  # it is replaced, and its message sent again

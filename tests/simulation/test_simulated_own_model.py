@@ -29,7 +29,7 @@ def test_the_pages_example(tmp_path: Path) -> None:
     """The network is trained on the actors and kept; a changed source cannot resume the run, the kept one can."""
     (tmp_path / "mynet.py").write_text(example())
     (line,) = re.findall(r"^\$ hyperfl (run --model .*)$", PAGE.read_text(), re.MULTILINE)
-    done = hyperfl(*line.split(), "--num-nodes", "2", "--set", "local-epochs=1", folder=tmp_path)
+    done = hyperfl(*line.split(), "--engine", "ray", "--num-nodes", "2", "--set", "local-epochs=1", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     run = tmp_path / "runs" / "mynet"
     assert done.stdout.splitlines()[-1] == str(run)

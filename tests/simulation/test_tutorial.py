@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from console import commands, copy_checkout, script, shell, without_ray
+from console import commands, copy_checkout, script, shell
 
 from hyperfl_flwr import ROOT
 
@@ -38,7 +38,7 @@ def add_method(checkout: Path) -> None:
 def test_the_tutorial(tmp_path: Path) -> None:
     """All commands but the installation work; the page's numbers are those of the runs, up to amplified rounding."""
     checkout = copy_checkout(tmp_path)
-    todo = without_ray(commands(PAGE))
+    todo = commands(PAGE)
     assert todo.pop(0) == "make run"  # tested in tests/simulation/test_readme.py
     number = todo.index("python scripts/generate_settings.py")
     variables = {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "HYPERFL_CORES": "2"}

@@ -62,7 +62,18 @@ main()
 def test_the_process_that_follows_a_run_has_not_imported_what_trains(tmp_path: Path) -> None:
     """The process plans, starts a SuperLink and submits a run; the test stops it where it would begin to follow."""
     heavy = "flwr,jinja2,matplotlib,ray,scipy,sklearn,torch,torchvision"
-    words = ["run", "--num-clients", "2", "--num-nodes", "1", "--output", str(tmp_path / "run"), "--quiet"]
+    words = [
+        "run",
+        "--num-clients",
+        "2",
+        "--num-nodes",
+        "1",
+        "--engine",
+        "ray",
+        "--output",
+        str(tmp_path / "run"),
+        "--quiet",
+    ]
     found = subprocess.run(
         [sys.executable, "-c", FOLLOWING, heavy, *words],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, check=False,

@@ -7,6 +7,7 @@ import torch
 
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.planning import plan
+from hyperfl_flwr.launch.plans import RAY
 from hyperfl_flwr.launch.sizing import Machine, suitable_jobs, suitable_nodes, suitable_threads
 
 HYPERNETWORK, CNN = 60_000_000, 470_000
@@ -79,6 +80,6 @@ def test_a_plan_has_what_was_asked_for_and_chooses_the_rest(
     """Six cores, five clients of FedAvg; the threads are written into the settings, where a resumed run finds them."""
     monkeypatch.setenv("HYPERFL_CORES", "6")
     changes: dict[str, Scalar] = {"method": "fedavg", "num-clients": 5, "threads": threads, "device": "cpu"}
-    planned = plan(changes | {"output": str(tmp_path / "run")}, num_nodes)
+    planned = plan(changes | {"output": str(tmp_path / "run")}, num_nodes, RAY)
     assert (planned.num_nodes, planned.threads, planned.chosen_for) == expected
     assert planned.settings["threads"] == planned.threads
