@@ -8,7 +8,7 @@ unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV __PYVENV_LAUNCHER__ PIP_PREFIX PIP_PY
 export PIP_USER = 0
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench gpu docs generate clean install install-dev .environment
+.PHONY: help run test check format bench gpu docs generate results clean install install-dev .environment
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -44,6 +44,9 @@ gpu: install-dev ## prove this machine's GPU: doctor, CUDA tests, goldens, a run
 generate: install-dev ## write the settings' table and the pages that are generated from the code
 	@.venv/bin/python scripts/generate_settings.py
 	@.venv/bin/python scripts/generate_docs.py
+
+results: install-dev ## write the tables and figures of the pages from the records of studies
+	@.venv/bin/python scripts/generate_results.py
 
 docs: install-dev ## build the documentation site into build/site
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build

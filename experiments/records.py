@@ -50,9 +50,6 @@ KEPT_NUMBERS = frozenset(
 RESTORED = "restored-from-a-record"
 """Name of an empty file in the folder of a cell that was restored from its record."""
 
-CIRCUMSTANCES = ("start", "versions", "hardware")
-"""Parts of a manifest that describe the code and machine of a run, or of its continuation, besides `code`."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
@@ -232,7 +229,8 @@ def _changes(settings: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> dict
 
 def _circumstances(manifest: Mapping[str, Any]) -> Json:
     code = {key: manifest["code"][key] for key in ("commit", "dirty")}  # the app's folder is the machine's
-    return {**{key: manifest[key] for key in CIRCUMSTANCES if key in manifest}, "code": code}
+    hardware = {key: value for key, value in manifest["hardware"].items() if key != "system"}
+    return {"start": manifest["start"], "versions": manifest["versions"], "hardware": hardware, "code": code}
 
 
 def _without_paths(resolved: Mapping[str, Any]) -> Json:

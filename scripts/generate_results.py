@@ -22,6 +22,9 @@ from experiments.study import Study, load_study  # noqa: E402
 
 Format = Callable[[float], str]
 
+SENT = "bytes_up_per_client_round"
+"""Number of summary.json that is 0 if clients send nothing."""
+
 
 def in_percent(value: float) -> str:
     """Format a share in percent with a digit after the point."""
@@ -68,6 +71,8 @@ class Table:
         return [*lines, "", _source(self, study, records, shown)]
 
     def _value(self, records: Records, cells: Sequence[tuple[str, str, int]], key: str, text: Format) -> str:
+        if key == "privacy.epsilon" and not any(_number(records, place, SENT) for place in cells):
+            return "sends nothing"
         found = [_number(records, place, key) for place in cells]
         known = [value for value in found if value is not None]
         if not known:
@@ -133,7 +138,11 @@ PRIVACY_COST = {
     "aggregate": ("test_accuracy_aggregate", in_percent),
 }
 
-TABLES: Mapping[str, Mapping[str, Table]] = {}
+TABLES: Mapping[str, Mapping[str, Table]] = {
+    "privacy/differential-privacy.md": {
+        "client-privacy-n20-r10": Table(records="client-privacy", column="n20-r10", numbers=PRIVACY_COST),
+    },
+}
 """Tables by page, below docs/, and by the name in their marks."""
 
 FIGURES: Mapping[str, Figure] = {}

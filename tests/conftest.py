@@ -18,6 +18,7 @@ from hyperfl_flwr.__main__ import main
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch import subprocess_call
+from hyperfl_flwr.launch.in_process_engine import InProcessEngine
 
 torch.set_num_threads(1)
 # A background job of a script ignores SIGINT, and the programs that tests start would inherit that.
@@ -113,6 +114,8 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
     `tests/unit/test_subprocess_call.py` compares the two.
     """
     monkeypatch.setattr(subprocess_call, "call_in_subprocess", subprocess_call.call_here)
+    monkeypatch.setattr(InProcessEngine, "__enter__", lambda engine: engine)  # no process before a run is submitted
+    monkeypatch.setattr(InProcessEngine, "call", lambda _, *request: subprocess_call.call_here(*request))
     folder = tmp_path / "working"
     folder.mkdir()
     monkeypatch.chdir(folder)

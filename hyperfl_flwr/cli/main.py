@@ -23,6 +23,7 @@ from hyperfl_flwr.cli.doctor import doctors
 from hyperfl_flwr.cli.dp import budgets
 from hyperfl_flwr.cli.dp_audit import games
 from hyperfl_flwr.cli.export import exports
+from hyperfl_flwr.cli.groups import GroupedCommands
 from hyperfl_flwr.cli.ledger import ledgers
 from hyperfl_flwr.cli.personalize import personal
 from hyperfl_flwr.cli.sample_folders import folders
@@ -39,8 +40,7 @@ if TYPE_CHECKING:
     from hyperfl_flwr.launch.quickstart import Spread
 
 cli = typer.Typer(
-    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
-    help="Federated learning with hypernetworks and without sharing models, on Flower.",
+    cls=GroupedCommands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
 )  # fmt: skip
 cli.add_typer(comparisons)
 cli.add_typer(audits)
@@ -141,7 +141,9 @@ def run(
         ray_address=ray_address,
         deployment=platform,
         tensorboard=tensorboard,
-        progress=partial(ShownProgress, verbose=verbose, quiet=quiet, rounds=deployment is not None),
+        progress=partial(
+            ShownProgress, verbose=verbose, quiet=quiet, rounds=deployment is not None or not err.is_terminal
+        ),
     )
     out.print(str(done.folder), markup=False)
 
@@ -213,10 +215,19 @@ def datasets() -> None:
     out.print(table)
 
 
-@cli.command()
-def version() -> None:
-    """Print the version of hyperfl-flwr."""
-    out.print(__version__)
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        out.print(__version__)
+        raise typer.Exit
+
+
+@cli.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Federated learning with hypernetworks and without sharing models, on Flower."""
 
 
 def _in_percent(share: Spread) -> str:

@@ -4,7 +4,7 @@ Planning loads torch, the data set and the method, some 600 MB in total, which a
 The commands therefore plan in a subprocess, see `hyperfl_flwr.launch.subprocess_call`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ from hyperfl_flwr.launch.cluster import Cluster
 from hyperfl_flwr.launch.engine_choice import chosen_engine
 from hyperfl_flwr.launch.plans import AUTO, IN_PROCESS, RAY, Plan, SimulationPlan
 from hyperfl_flwr.launch.secure_nodes import check_given_nodes, suitable_for_sums
-from hyperfl_flwr.launch.settings import check_resume, requested
+from hyperfl_flwr.launch.settings import check_resume, requested, without_effect
 from hyperfl_flwr.launch.sizing import Machine, suitable_nodes, suitable_threads
 from hyperfl_flwr.launch.warnings import leak_warnings
 from hyperfl_flwr.models.provenance import travelling_source
@@ -67,7 +67,7 @@ def plan(
     device = resolve_device(config.device).type if cluster is None else _device_of(cluster, config.device)
     data = load_federated_data(config.data_settings())
     check_run(config, data.dataset.input_shape, data.dataset.num_classes)
-    return _laid_out(config, data, num_nodes, engine, device, cluster)
+    return _laid_out(config, data, num_nodes, engine, device, cluster, without_effect(changes, config.method))
 
 
 def _device_of(cluster: Cluster, name: str) -> str:
@@ -87,9 +87,15 @@ def _device_of(cluster: Cluster, name: str) -> str:
 
 
 def _laid_out(
-    config: RunConfig, data: FederatedData, num_nodes: int | None, engine: str, device: str, cluster: Cluster | None
+    config: RunConfig,
+    data: FederatedData,
+    num_nodes: int | None,
+    engine: str,
+    device: str,
+    cluster: Cluster | None,
+    notes: Sequence[str],
 ) -> SimulationPlan:
-    """Choose the nodes and threads that were not given."""
+    """Choose the nodes and threads that were not given; `notes` are warnings about the settings."""
     if cluster is None:
         machine = Machine.detect(torch.device(device))
     else:
@@ -121,7 +127,7 @@ def _laid_out(
     samples = [len(data.train_indices(client)) for client in range(config.num_clients)]
     # Reconstruction is of images only.
     leaks = leak_warnings(config, samples) if len(data.dataset.input_shape) == 3 else []
-    warnings = [*strategy_of(config.method).warnings(resolved(config)), *leaks]
+    warnings = [*notes, *strategy_of(config.method).warnings(resolved(config)), *leaks]
     return SimulationPlan(
         settings=config.flat(),
         source=travelling_source(config.target),
@@ -183,7 +189,10 @@ def plan_deployed(num_nodes: int, changes: Mapping[str, Scalar]) -> Plan:
             f"{config.resume} is a run of a simulation, and a deployment's nodes do not have its clients' private "
             f"state; resume it without --deployment"
         )
-    warnings = strategy_of(config.method).warnings(resolved(config))
+    warnings = [
+        *without_effect(changes, config.method),
+        *strategy_of(config.method).warnings(resolved(config)),
+    ]
     return Plan(settings=config.flat(), source=travelling_source(config.target), warnings=warnings)
 
 

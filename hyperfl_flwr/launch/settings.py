@@ -11,6 +11,7 @@ from hyperfl_flwr.config.run_config import TRAINING_AUTOS, RunConfig, default_se
 from hyperfl_flwr.core.errors import ConfigError, InstallationError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.toml_files import app_file, flatten
+from hyperfl_flwr.methods import METHODS, method_sections
 from hyperfl_flwr.models.provenance import find_model, refuse_other_model
 from hyperfl_flwr.runs.resume import resume_round
 from hyperfl_flwr.runs.run_directory import (
@@ -51,6 +52,26 @@ def requested(changes: Mapping[str, Scalar], *, deployed: bool = False) -> RunCo
         refuse_used_directory(Path(config.output))
     find_model(config.target, config.lpm.weights, Path(resume) if resume else None)
     return config
+
+
+def without_effect(changes: Mapping[str, Scalar], method: str) -> list[str]:
+    """Return a warning for each changed setting that belongs to other methods only.
+
+    Args:
+        changes: Settings that differ from the defaults.
+        method: The run's method.
+    """
+    used = {kind.key for kind in METHODS[method].settings}
+    others = {kind.key for kind in method_sections()} - used
+    return [
+        f"{key} has no effect on {method}; it is a setting of {', '.join(_users(section))}"
+        for key in sorted(changes)
+        if (section := key.partition(".")[0]) in others and "." in key
+    ]
+
+
+def _users(section: str) -> list[str]:
+    return [name for name, row in METHODS.items() if section in {kind.key for kind in row.settings}]
 
 
 def _refuse_old_table() -> None:

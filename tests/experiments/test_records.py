@@ -1,7 +1,9 @@
 """Records of a study: small files with which tables and figures are made without the runs."""
 
+import importlib.util
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from experiments.records import Records, find_records, read_records, record, res
 from experiments.runner import StudyManifest, is_finished, read_study_manifest
 from experiments.study import load_study
 from experiments.tables import comma_separated
+from hyperfl_flwr import ROOT
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.runs.run_directory import read_metrics
@@ -132,6 +135,27 @@ def test_the_commands(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     made = tmp_path / "runs" / "studies" / "table-1-quick-records"
     assert (made / "figure-personalized-accuracy.png").stat().st_size > 10_000
     assert table_of(made) == table_of(folder)
+
+
+@pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="needs a checkout of the project")
+def test_the_pages_have_the_numbers_of_the_records() -> None:
+    """A picture has the hash of the records that it was drawn from."""
+    specification = importlib.util.spec_from_file_location("generate_results", ROOT / "scripts" / "generate_results.py")
+    assert specification is not None
+    assert specification.loader is not None
+    generator = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = generator  # its dataclasses look it up
+    specification.loader.exec_module(generator)
+    assert generator.TABLES
+    for name in generator.TABLES:
+        text = (ROOT / "docs" / name).read_text()
+        assert text == generator.page_text(name), f"{name} is old; run `make results`"
+        assert "(out of date)" not in text
+    for name, figure in generator.FIGURES.items():
+        picture = ROOT / "docs" / "pictures" / name
+        assert picture.with_suffix(".sha256").read_text() == f"{figure.fingerprint()}\n", f"{name} is old"
+    used = {table.records for tables in generator.TABLES.values() for table in tables.values()}
+    assert used | {figure.records for figure in generator.FIGURES.values()} == set(shipped_records())
 
 
 @pytest.mark.parametrize("name", shipped_records())

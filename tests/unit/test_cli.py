@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 from federations import Call, Federate, last_checkpoint
 
+from hyperfl_flwr import __version__
+from hyperfl_flwr.cli.groups import SUBJECTS
 from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.registry import DATASETS
+from hyperfl_flwr.launch.settings import without_effect
 from hyperfl_flwr.methods import METHODS
 
 
@@ -24,6 +28,10 @@ BAD = {
     "an unknown method": (["--method", "hyperfll"], ["method", "did you mean hyperfl?"]),
     "an unknown data set": (["--dataset", "mnst"], ["dataset", "did you mean mnist?"]),
     "an unknown key": (["--set", "num-cliens=3"], ["num-cliens is unknown", "did you mean num-clients?"]),
+    "another program's name of a setting": (["--set", "lr=0.1"], ["lr is unknown", "did you mean learning-rate?"]),
+    "a part of a key": (["--set", "mu=1"], ["mu is unknown", "did you mean fedprox.mu or moon.mu?"]),
+    "a method as papers write it": (["--method", "HyperFL"], ["method", "did you mean hyperfl?"]),
+    "a data set as torchvision writes it": (["--dataset", "FashionMNIST"], ["did you mean fashion-mnist?"]),
     "an unknown key below a known one": (["--set", "seed.x=3"], ["seed.x is unknown"]),
     "a wrong type": (["--set", "num-rounds='many'"], ["num-rounds must be a valid integer", "got 'many'"]),
     "a value out of range": (["--set", "momentum=1.5"], ["momentum must be less than 1", "got 1.5"]),
@@ -49,6 +57,30 @@ def test_bad_input(name: str, call: Call) -> None:
     for text in expected:
         assert text in err
     assert not list(Path.cwd().iterdir())
+
+
+def test_the_help_lists_every_command_by_subject(call: Call) -> None:
+    """None is left for the last heading, and no text is cut."""
+    code, out, _ = call("--help")
+    assert code == 0
+    for subject, names in SUBJECTS.items():
+        (section,) = re.findall(rf"^{subject}:\n((?:  .*\n)*)", f"{out}\n", re.MULTILINE)
+        assert tuple(re.findall(r"^  (\S+)", section, re.MULTILINE)) == names
+    assert "Other commands" not in out
+    assert "..." not in out
+
+
+def test_the_version(call: Call) -> None:
+    assert call("--version") == (0, f"{__version__}\n", "")
+
+
+def test_settings_of_other_methods_are_named() -> None:
+    """Not those of a method that shares the section, nor settings that all methods have."""
+    changes: dict[str, Scalar] = {"fedrep.clip-norm": 1.0, "momentum": 0.1, "hyperfl.hidden-width": 4, "data.seed": 1}
+    (warning,) = without_effect(changes, "hyperfl")
+    assert warning.startswith("fedrep.clip-norm has no effect on hyperfl; it is a setting of ")
+    assert "fedrep" in warning
+    assert without_effect({"hyperfl.hidden-width": 4}, "hyperfl-frozen") == []
 
 
 def test_images_that_the_network_cannot_take(call: Call, tmp_path: Path) -> None:

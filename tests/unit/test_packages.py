@@ -180,7 +180,7 @@ def test_the_app_is_imported_beside_a_foreign_package_that_it_does_not_need(tmp_
 def test_the_command_line_names_the_foreign_package(tmp_path: Path) -> None:
     make_foreign(tmp_path, "clients")
     done = subprocess.run(
-        [sys.executable, "-m", "hyperfl_flwr", "version"], cwd=tmp_path, capture_output=True, text=True, check=False,
+        [sys.executable, "-m", "hyperfl_flwr", "--version"], cwd=tmp_path, capture_output=True, text=True, check=False,
         env={**os.environ, "MARK": str(tmp_path / "mark"), "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
     )  # fmt: skip
     assert done.returncode == 2
@@ -229,7 +229,7 @@ def test_commands_of_other_packages_are_not_loaded(installation: Path) -> None:
     make_foreign(installation, "other")
     make_distribution(installation, "other", "other:commands")
     make_distribution(installation, "missing", "no_such_package:commands")
-    done = command_line(installation, "version")
+    done = command_line(installation, "--version")
     assert (done.returncode, done.stderr) == (0, "")
     assert not (installation / "mark").exists()
     assert "study" in command_line(installation, "--help").stdout
@@ -237,6 +237,6 @@ def test_commands_of_other_packages_are_not_loaded(installation: Path) -> None:
 
 def test_the_command_line_works_without_the_studies(installation: Path) -> None:
     shutil.rmtree(installation / "experiments")
-    done = command_line(installation, "version")
+    done = command_line(installation, "--version")
     assert (done.returncode, done.stderr) == (0, "")
     assert "study" not in command_line(installation, "--help").stdout
