@@ -1,6 +1,6 @@
 """Federated learning with hypernetworks and without sharing models, on Flower.
 
-`run`, `resume`, `Run`, `RunCallbacks`, `deployment` and `HyperFLError` are the Python interface
+`run`, `resume`, `Run`, `RunCallbacks`, `compare`, `deployment` and `HyperFLError` are the Python interface
 (docs/how-to/python.md). Each is imported when it is first used: this module is also imported by every process that
 trains, and on nodes, which have only what trains.
 
@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hyperfl_flwr.api.compare import compare
     from hyperfl_flwr.api.run import Run
     from hyperfl_flwr.api.train import resume, run
     from hyperfl_flwr.core.errors import HyperFLError
     from hyperfl_flwr.deploy.run import deployment
     from hyperfl_flwr.launch.follow import RunCallbacks
 
-__all__ = ["HyperFLError", "Run", "RunCallbacks", "deployment", "resume", "run"]
+__all__ = ["HyperFLError", "Run", "RunCallbacks", "compare", "deployment", "resume", "run"]
 
 ROOT = Path(__file__).resolve().parent.parent
 """The folder that holds this project's packages: the checkout, Flower's unpacked app, or site-packages."""
@@ -37,6 +38,7 @@ if not TYPE_CHECKING:  # a type checker would take any name for an attribute
         "HyperFLError": "core.errors",
         "RunCallbacks": "launch.follow",
         "Run": "api.run",
+        "compare": "api.compare",
         "deployment": "deploy.run",
         "resume": "api.train",
         "run": "api.train",

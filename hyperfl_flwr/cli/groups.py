@@ -19,6 +19,12 @@ SUBJECTS = {
 class GroupedCommands(TyperGroup):
     """A group whose help lists its commands by subject, and those of other packages at the end."""
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command; click alone suggests similar names, which typer would repeat."""
+        return click.Group.resolve_command(self, ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the lists of commands."""
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}

@@ -1,6 +1,7 @@
 """Declare the settings without a dot in their keys, by topic; `RunConfig` combines them with the dotted ones."""
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -21,7 +22,7 @@ from hyperfl_flwr.core.settings import (
     setting,
 )
 from hyperfl_flwr.core.similar_names import nearest
-from hyperfl_flwr.data.sample_format import FOLDER_PREFIX, NPZ_PREFIX, is_local_data, local_data_path
+from hyperfl_flwr.data.sample_format import FOLDER_PREFIX, NPZ_PREFIX, is_local_data, local_data_path, path_hint
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.custom.source import is_factory
 from hyperfl_flwr.models.pretrained.names import NAMED, is_pretrained, parse
@@ -102,6 +103,12 @@ class FederationConfig(Section):
         if is_pretrained(value):
             parse(value)
             return value
+        if value.endswith(".py"):
+            module = Path(value).stem
+            raise ValueError(
+                f"must name the function that makes the network, as package.module:factory; got the file {value!r}; "
+                f"for a function build() in it write {module}:build, in the file's folder"
+            )
         if ":" not in value:
             return _check_known(value, [*TARGETS, *NAMED])
         if not is_factory(value):
@@ -114,6 +121,8 @@ class FederationConfig(Section):
         from hyperfl_flwr.data.registry import DATASETS  # deferred: imports torch
 
         if not is_local_data(value):
+            if hint := path_hint(value):
+                raise ValueError(f"must be the name of a data set, npz:FILE or folder:PATH; got {value!r}{hint}")
             return _check_known(value, DATASETS)
         # The path itself is checked on loading: data-root, where it is looked up, may differ from node to node.
         if str(local_data_path(value)) in (".", "PATH"):

@@ -29,7 +29,7 @@ from hyperfl_flwr.core.settings import (
     setting,
 )
 from hyperfl_flwr.core.similar_names import nearest
-from hyperfl_flwr.data.sample_format import expanded, is_local_data, local_data_path
+from hyperfl_flwr.data.sample_format import expanded, is_local_data, local_data_path, path_hint
 
 SIMULATED = "simulated"
 """Key that marks a node of an in-process simulation, of which the data have no owner."""
@@ -186,8 +186,8 @@ class NodeConfig(Section):
             from hyperfl_flwr.data.registry import DATASETS  # deferred: imports torch
 
             if value not in DATASETS:
-                text = f"must be npz:FILE, folder:PATH or a data set; got {value!r}{nearest(value, DATASETS)}"
-                raise ValueError(text)
+                hint = path_hint(value) or nearest(value, DATASETS) or f"; for a folder of images write folder:{value}"
+                raise ValueError(f"must be npz:FILE, folder:PATH or a data set; got {value!r}{hint}")
         return value
 
     @classmethod

@@ -65,6 +65,17 @@ def local_data_path(name: str) -> Path:
     return expanded(name.partition(":")[2])
 
 
+def path_hint(name: str) -> str:
+    """Return how to name own data at a path that lacks its prefix; empty if a name does not look like a path.
+
+    It does not look for the path: a server could ask a node for names that exist there.
+    """
+    if not re.search(r"[/\\.]|^~", name):
+        return ""
+    prefix = NPZ_PREFIX if name.endswith(".npz") else FOLDER_PREFIX
+    return f"; for data of your own write {prefix}{name}"
+
+
 def expanded(path: str) -> Path:
     """Expand `~` and `~user` in a path.
 

@@ -117,8 +117,8 @@ def _pixels(folder: Path, paths: Sequence[Path], input_shape: Shape, *, convert:
     if refused:
         raise DataError(
             f"{folder}: images must have {describe_shape(input_shape)}, like those of the run; "
-            f"{len(refused)} of {len(paths)} do not, the first is {refused[0]}; convert them, since images are "
-            f"not resized here"
+            f"{len(refused)} of {len(paths)} do not, the first is {refused[0]}; convert them, as "
+            f"`hyperfl predict --convert` does"
         )
     return found
 

@@ -47,7 +47,7 @@ def _image_shape(target: str, input_shape: tuple[int, ...]) -> tuple[int, int, i
     if len(input_shape) != 3:
         raise ValueError(
             f"the {target} target needs images (channels, height, width), got vectors of the shape {input_shape}, "
-            f"which {' and '.join(sorted(PERCEPTRONS))} take"
+            f"which {' and '.join(sorted(PERCEPTRONS))} take (target=mlp)"
         )
     channels, height, width = input_shape
     return channels, height, width

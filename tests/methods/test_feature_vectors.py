@@ -180,7 +180,10 @@ def test_the_two_optimisers_of_hyperfl_leave_out_the_same_units(
 def test_convolutions_refuse_them(target: str, digits: Callable[[int], Settings], federate: Federate) -> None:
     """The error comes before anything is written: when planning, and when the server learns of the nodes' data."""
     settings = digits(90) | {"target": target}
-    message = rf"{target} target needs images .*, got vectors of the shape \(64,\), which mlp and mlp-500 take; choose"
+    message = (
+        rf"{target} target needs images .*, got vectors of the shape \(64,\), which mlp and mlp-500 take "
+        r"\(target=mlp\); choose"
+    )
     with pytest.raises(ConfigError, match=message):
         federate("fedavg", **settings)
     with pytest.raises(ConfigError, match=message):

@@ -59,7 +59,7 @@ import sys
 sys.path[:] = [path for path in sys.path if path != sys.argv[1]]
 import hyperfl_flwr
 print(hyperfl_flwr.__file__, hyperfl_flwr.HyperFLError.__name__)
-for name in ("run", "Run", "RunCallbacks", "deployment"):
+for name in ("run", "Run", "RunCallbacks", "compare", "deployment"):
     try:
         getattr(hyperfl_flwr, name)
     except AttributeError as error:
@@ -72,7 +72,7 @@ for name in ("run", "Run", "RunCallbacks", "deployment"):
     first, *rest = done.stdout.splitlines()
     assert first == f"{app / 'hyperfl_flwr' / '__init__.py'} HyperFLError"
     advice = "is not in what travels to nodes; install hyperfl-flwr to start runs"
-    assert rest == [f"hyperfl_flwr.{name} {advice}" for name in ("run", "Run", "RunCallbacks", "deployment")]
+    assert rest == [f"hyperfl_flwr.{name} {advice}" for name in ("run", "Run", "RunCallbacks", "compare", "deployment")]
 
 
 NOTEBOOK = """
@@ -222,12 +222,13 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | 
 def test_the_pages_example(tmp_path: Path) -> None:
     blocks = [block for block in BLOCKS if "pandas" not in block or importlib.util.find_spec("pandas")]
     done = program("\n".join(blocks), folder=tmp_path)
-    (folder,) = (tmp_path / "runs").iterdir()
     lines = done.stdout.splitlines()
-    assert lines[0] == str(folder)
+    folder = Path(lines[0])
+    assert folder.parent == tmp_path / "runs"
     assert "client 3's model of hyperfl, after its local training in round 2" in done.stdout
     assert (tmp_path / "mine" / "use_model.py").is_file()
     assert any(line.startswith("3 of 3 rounds, mean accuracy 0.") for line in lines)
+    assert any(line.startswith("hyperfl: ") and "training alone" in line for line in lines)
     assert lines[-1].endswith("did you mean hyperfl?")
     assert "round 2/2: personalized accuracy" in done.stderr
     assert hyperfl.Run(folder).summary["rounds"] == 3

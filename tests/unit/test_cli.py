@@ -32,6 +32,9 @@ BAD = {
     "a part of a key": (["--set", "mu=1"], ["mu is unknown", "did you mean fedprox.mu or moon.mu?"]),
     "a method as papers write it": (["--method", "HyperFL"], ["method", "did you mean hyperfl?"]),
     "a data set as torchvision writes it": (["--dataset", "FashionMNIST"], ["did you mean fashion-mnist?"]),
+    "a folder without its prefix": (["--dataset", "./images"], ["for data of your own write folder:./images"]),
+    "a file without its prefix": (["--dataset", "x.npz"], ["for data of your own write npz:x.npz"]),
+    "the file of a network": (["--model", "nets/my.py"], ["package.module:factory", "write my:build"]),
     "an unknown key below a known one": (["--set", "seed.x=3"], ["seed.x is unknown"]),
     "a wrong type": (["--set", "num-rounds='many'"], ["num-rounds must be a valid integer", "got 'many'"]),
     "a value out of range": (["--set", "momentum=1.5"], ["momentum must be less than 1", "got 1.5"]),
@@ -68,6 +71,12 @@ def test_the_help_lists_every_command_by_subject(call: Call) -> None:
         assert tuple(re.findall(r"^  (\S+)", section, re.MULTILINE)) == names
     assert "Other commands" not in out
     assert "..." not in out
+
+
+def test_an_unknown_command_has_one_suggestion(call: Call) -> None:
+    code, _, err = call("runn")
+    assert code == 2
+    assert err.count("Did you mean") == 1
 
 
 def test_the_version(call: Call) -> None:
