@@ -82,8 +82,8 @@ def commands(folder: Path) -> dict[str, list[str]]:
         "tests": [*tests, "tests", "--ignore", "tests/golden"],
         "goldens": [*tests, "tests/golden"],
         "three nodes on one GPU": [
-            *python, "hyperfl_flwr", "run", "--num-nodes", "3", "--num-clients", "6", "--num-rounds", "2",
-            "--set", "device=cuda", "--output", str(folder / "run"),
+            *python, "hyperfl_flwr", "run", "--engine", "ray", "--num-nodes", "3", "--num-clients", "6",
+            "--num-rounds", "2", "--set", "device=cuda", "--output", str(folder / "run"),
         ],
     }  # fmt: skip
 

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hyperfl_flwr.api.run import Run
-from hyperfl_flwr.results.compare import Comparison
-from hyperfl_flwr.results.compare import compare as compare_folders
+
+if TYPE_CHECKING:
+    from hyperfl_flwr.results.compare import Comparison
 
 
-def compare(runs: Sequence[Run | Path | str]) -> Comparison:
+def compare(runs: Sequence[Run | Path | str]) -> "Comparison":
     """Compare runs: those that differ in their seeds only form a group, and groups of the same clients are paired.
 
     Args:
@@ -20,4 +22,6 @@ def compare(runs: Sequence[Run | Path | str]) -> Comparison:
     Raises:
         RunDirectoryError: If a folder is not a run's or is given twice, or there are fewer than two.
     """
+    from hyperfl_flwr.results.compare import compare as compare_folders  # loads torch: only where it is used
+
     return compare_folders([run.folder if isinstance(run, Run) else Path(run) for run in runs])

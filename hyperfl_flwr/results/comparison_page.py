@@ -4,7 +4,8 @@ from pathlib import Path
 
 from hyperfl_flwr.pages.figures import svg
 from hyperfl_flwr.pages.render import NOTHING, counted, plain, write_page
-from hyperfl_flwr.results.compare import CONFIDENCE, Comparison, Difference, Run, Spread
+from hyperfl_flwr.results.compare import Comparison, Run
+from hyperfl_flwr.results.differences import CONFIDENCE, Difference, Spread
 from hyperfl_flwr.runs.plots import comparison_panels
 
 ROW_HEADERS = (

@@ -11,8 +11,9 @@ from html_pages import Page
 from scipy.stats import ttest_rel
 
 from hyperfl_flwr.core.errors import RunDirectoryError
-from hyperfl_flwr.results.compare import Comparison, Difference, Group, compare
+from hyperfl_flwr.results.compare import Comparison, Group, compare
 from hyperfl_flwr.results.comparison_page import ROW_HEADERS, rows_of, write_comparison
+from hyperfl_flwr.results.differences import Difference
 
 
 def accuracies(*runs: Path) -> np.ndarray:

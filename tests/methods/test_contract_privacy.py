@@ -12,7 +12,7 @@ from hyperfl_flwr.protocol.messages import group_of
 from hyperfl_flwr.runs.checkpoint import SERVER
 from hyperfl_flwr.runs.run_directory import read_metrics
 
-WINDOW, BLOCK = 16, 8
+WINDOW, BLOCK, HASH_BITS = 16, 8, 24
 
 SENT_AT_FIRST = ("scaffold", "ditto")
 """Methods of which private numbers are in the first upload. c_i is 0 at first, so that its first change is c_i. Ditto's
@@ -54,12 +54,19 @@ def common_window(needle: bytes, haystack: bytes) -> bytes | None:
     return None
 
 
+def hashes(blocks: np.ndarray) -> np.ndarray:
+    """Return the upper bits of the products with a large odd number (Knuth's multiplicative hashing)."""
+    return (blocks * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - HASH_BITS)
+
+
 def leaks(arrays: dict[str, bytes], places: dict[str, bytes]) -> list[str]:
     """Return "array in place" for each array that shares a window with a place."""
     blocks = np.unique(np.concatenate([aligned_blocks(value) for value in arrays.values()] or [np.zeros(1, np.uint64)]))
-    found = []
+    found, may_occur = [], np.zeros(1 << HASH_BITS, dtype=bool)
+    may_occur[hashes(blocks)] = True
     for place, data in places.items():
         candidates = blocks_at_every_offset(data)
+        candidates = candidates[may_occur[hashes(candidates)]]  # few are left to be searched, which takes much longer
         nearest = blocks[np.searchsorted(blocks, candidates).clip(max=len(blocks) - 1)]
         if (nearest == candidates).any():
             found += [f"{name} in {place}" for name, value in arrays.items() if common_window(value, data)]

@@ -10,6 +10,7 @@ from torch import nn
 from torchvision.models import mobilenet_v3_small, resnet18
 
 from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.launch.engine_choice import sample_operations
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, initial_hypernetwork
 from hyperfl_flwr.models.pretrained.adapters import MapAdapter, TokenAdapter
 from hyperfl_flwr.models.pretrained.bodies import plan_body
@@ -194,3 +195,12 @@ def test_in_float64(resnet18_weights: Path) -> None:
     target = built("lpm-resnet18").double()
     images = torch.randn(2, *CIFAR)
     torch.testing.assert_close(target(images.double()).float(), target.float()(images), rtol=1e-4, atol=1e-5)
+
+
+def test_operations_are_counted_in_the_body() -> None:
+    """ResNet-18 halves images of 32 pixels at once, and has fewer operations than its form for CIFAR; no hook stays."""
+    found = sample_operations("lpm-resnet18", CIFAR, 10)
+    assert 5e7 < found < 2e8
+    assert found == sample_operations("lpm-resnet18", CIFAR, 10)
+    body = load_body(parse("lpm-resnet18").body).network
+    assert not any(layer._forward_hooks for layer in body.modules())

@@ -54,7 +54,6 @@ def test_the_work_grows_with_clients_epochs_and_rounds() -> None:
 
 
 def test_operations_of_known_networks() -> None:
-    """Two per weight and output position; what cannot be counted is taken for long."""
+    """Two per weight and output position; ResNet-18 has 1.1e9 on images of 32 pixels (He et al., 0.56e9 products)."""
     assert sample_operations("mlp", (10,), 4) == 2 * (10 * 200 + 200 * 200 + 200 * 4)
-    assert sample_operations("lpm-resnet18", (3, 32, 32), 10) == math.inf
-    assert sample_operations("resnet18", (3, 32, 32), 10) > 1e9
+    assert sample_operations("resnet18", (3, 32, 32), 10) == pytest.approx(1.1e9, rel=0.05)

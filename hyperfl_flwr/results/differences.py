@@ -1,0 +1,72 @@
+"""Numbers of a group of runs, and paired differences between the clients of two groups."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from scipy.stats import t as student
+
+from hyperfl_flwr.core.setting_types import Scalar
+
+CONFIDENCE = 0.95
+
+Client = tuple[Scalar, int]
+"""Seed of the data's division, and the client's number in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """A number of a group: mean and standard deviation (n - 1) over its runs; None if it is not known."""
+
+    mean: float | None
+    deviation: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> "Spread":
+        """Return the spread of the known values."""
+        known = [value for value in values if value is not None]
+        return cls(
+            mean=statistics.fmean(known) if known else None,
+            deviation=statistics.stdev(known) if len(known) > 1 else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Personalized accuracies of a group's clients minus those of the same clients in the reference group.
+
+    Attributes:
+        mean: Mean over the clients, a share.
+        low: Lower end of the 95 % interval of the mean (Student's t over the clients); None with one client.
+        high: Upper end of the interval.
+        clients: Number of clients that are in both groups.
+        better: Number of clients with a higher accuracy than in the reference group.
+        worse: Number of clients with a lower accuracy.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    clients: int
+    better: int
+    worse: int
+
+    @classmethod
+    def of(cls, ours: Mapping[Client, float], reference: Mapping[Client, float]) -> "Difference | None":
+        """Return the difference between two groups; None if they have no client in common."""
+        found = [accuracy - reference[client] for client, accuracy in ours.items() if client in reference]
+        if not found:
+            return None
+        mean, margin = statistics.fmean(found), math.nan
+        if len(found) > 1:
+            error = statistics.stdev(found) / math.sqrt(len(found))
+            margin = float(student.ppf((1 + CONFIDENCE) / 2, len(found) - 1)) * error
+        return cls(
+            mean=mean,
+            low=None if math.isnan(margin) else mean - margin,
+            high=None if math.isnan(margin) else mean + margin,
+            clients=len(found),
+            better=sum(value > 0 for value in found),
+            worse=sum(value < 0 for value in found),
+        )
