@@ -14,16 +14,16 @@ from torch import nn
 from clients.engine.body_cohort import BodyCohort
 from clients.engine.client_model import ClientModel
 from clients.engine.cohort_training import CohortTraining
-from clients.engine.context import ClientContext, keep_model
+from clients.engine.context import ClientContext, keep_evaluation, keep_model
 from clients.engine.local_training import LocalTraining
 from clients.engine.parameter_groups import ParameterGroups
 from clients.engine.protected_upload import ProtectedUpload, protected_upload
-from clients.engine.reported_metrics import ReportedMetrics, accuracy_metrics
+from clients.engine.reported_metrics import Kind, ReportedMetrics, score_metrics
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.device import send
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.flower.numpy_client import NumPyClient
-from hyperfl_flwr.metrics.classification import ClassificationSums, evaluate
+from hyperfl_flwr.metrics.classification import Scores, evaluate
 from hyperfl_flwr.models.groups import groups_of
 from hyperfl_flwr.models.layers.dropout import seed_dropout
 from hyperfl_flwr.models.pretrained.names import is_pretrained
@@ -166,7 +166,7 @@ class BaseClient(ParameterGroups, ClientModel, ReportedMetrics, LocalTraining, P
         if context.budget is not None and self.uploaded_groups():
             # Before training: a process that is killed has spent it, too.
             context.budget.spend(self.round, release)
-        metrics: dict[str, Scalar] = accuracy_metrics("aggregate", self._evaluate(self.received_predictor))
+        metrics: dict[str, Scalar] = score_metrics("aggregate", self._scored("aggregate", self.round - 1))
         spent = time.perf_counter() - began
         self.set_mode(training=True)
         path = (context.client, self.round)
@@ -199,7 +199,7 @@ class BaseClient(ParameterGroups, ClientModel, ReportedMetrics, LocalTraining, P
         metrics: dict[str, Scalar] = {**begun.metrics, **trained}
         self.check_release(begun.release, metrics)
         metrics |= self.spent_steps(begun.release)
-        metrics |= accuracy_metrics("personalized", self._evaluate(self.predictor))
+        metrics |= score_metrics("personalized", self._scored("personalized", self.round))
         if self.round == context.config.num_rounds:
             metrics |= self._global_accuracy("personalized", self.predictor)
         # The version before must stay: the server may not count this round's reply, or resume from a checkpoint.
@@ -219,9 +219,9 @@ class BaseClient(ParameterGroups, ClientModel, ReportedMetrics, LocalTraining, P
     def evaluate(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> tuple[float, int, dict[str, Scalar]]:
         """Evaluate the received parameters with the private ones on the client's test data; see `fit` and `receive`."""
         self.receive(self._named(parameters), config["version"])
-        sums = self._evaluate(self.received_predictor)
+        scores = self._scored("aggregate", self.context.round)
         everywhere = self._global_accuracy("aggregate", self.received_predictor)
-        return sums.mean_loss, sums.total, accuracy_metrics("aggregate", sums) | everywhere
+        return scores.mean_loss, scores.total, score_metrics("aggregate", scores) | everywhere
 
     def describe(self, received: SharedArrays, question: QuerySpec) -> tuple[SharedArrays, int]:
         """Return a descriptor of training samples and their number, for a method with an encoder.
@@ -253,10 +253,15 @@ class BaseClient(ParameterGroups, ClientModel, ReportedMetrics, LocalTraining, P
         for module in self.networks():
             module.train(training)
 
-    def _evaluate(self, predictor: Callable[[], Predict]) -> ClassificationSums:
+    def _scored(self, kind: Kind, after_round: int) -> Scores:
+        """Evaluate a kind of model on the client's test data; on a deployed node, also store the results."""
         data = self.context.data
         self.set_mode(training=False)
-        return evaluate(predictor(), data.test_images, data.test_labels)
+        predict = self.received_predictor() if kind == "aggregate" else self.predictor()
+        scores = evaluate(predict, data.test_images, data.test_labels)
+        if self.context.keeps_evaluations:
+            keep_evaluation(self.context, kind, after_round, scores)
+        return scores
 
     def _global_accuracy(self, kind: str, predictor: Callable[[], Predict]) -> dict[str, Scalar]:
         """Return the accuracy on all test data of the data set; empty without `data.global-test`."""
@@ -265,6 +270,5 @@ class BaseClient(ParameterGroups, ClientModel, ReportedMetrics, LocalTraining, P
         images, labels = self.context.global_test
         predict, device = predictor(), self.context.device
         parts = zip(torch.split(images, CHUNK), torch.split(labels, CHUNK), strict=True)
-        sums = (evaluate(predict, send(some, device), send(truth, device)) for some, truth in parts)
-        total = sum(sums, ClassificationSums())
-        return {f"{kind}-global-accuracy": total.accuracy}
+        correct = sum(evaluate(predict, send(some, device), send(truth, device)).correct for some, truth in parts)
+        return {f"{kind}-global-accuracy": correct / len(labels)}

@@ -1,18 +1,22 @@
 """The context of a client: settings, data, device and private state."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from flwr.app import ConfigScalar as Scalar
 from torch import Tensor
 
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.data.digests import Digests
 from hyperfl_flwr.data.federated_data import ClientData, FederatedData
 from hyperfl_flwr.data.registry import class_names
 from hyperfl_flwr.data.sample_format import title_of
+from hyperfl_flwr.metrics.classification import Scores
 from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.models.provenance import body_hash
+from hyperfl_flwr.node.evaluations import Evaluation, Evaluations
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.node.saved_models import KeptModel
 from hyperfl_flwr.privacy.budget import PrivacyBudget
@@ -36,6 +40,8 @@ class ClientContext:
         round: The round of the message; 0 outside a round.
         classes: Names of the classes.
         keeps_model: Whether the client's model is kept on the node's disk after each local training.
+        trained_on: Digests of the client's training samples, which are kept with the model.
+        keeps_evaluations: Whether the results of evaluations are kept on the node's disk, with those of single classes.
         own_statistics: Whether `mean` and `std` are those of this client's own samples.
         budget: The record of what the client's uploads spend of its privacy budget; None to record nothing.
     """
@@ -52,6 +58,8 @@ class ClientContext:
     round: int = 0
     classes: tuple[str, ...] = ()
     keeps_model: bool = False
+    trained_on: Digests = field(default_factory=lambda: np.zeros(0, np.uint64))
+    keeps_evaluations: bool = False
     own_statistics: bool = False
     budget: PrivacyBudget | None = None
 
@@ -78,6 +86,40 @@ def client_setting(
         own_statistics=data.dataset.own_statistics,
         classes=data.dataset.classes or class_names(config.dataset, data.dataset.num_classes),
     )
+
+
+def keep_evaluation(context: ClientContext, kind: str, after_round: int, scores: Scores) -> None:
+    """Save the results of an evaluation next to the private state, for the node's owner.
+
+    Args:
+        context: The client's context.
+        kind: Kind of model, `aggregate` or `personalized`.
+        after_round: Round after which the model had these values.
+        scores: Its predictions for the client's test data.
+
+    Raises:
+        StateError: If they cannot be written, or an earlier file cannot be read.
+    """
+    folder = context.state.directory
+    kept = Evaluations.read(folder) or Evaluations(
+        client=context.client,
+        experiment=context.state.experiment,
+        method=context.config.method,
+        dataset=title_of(context.config.dataset),
+        classes=context.classes,
+    )
+    entry = Evaluation(
+        round=after_round,
+        kind=kind,
+        samples=scores.total,
+        loss=scores.mean_loss,
+        accuracy=scores.accuracy,
+        balanced_accuracy=scores.balanced_accuracy,
+        macro_f1=scores.macro_f1,
+        auc=scores.auc,
+        majority_share=scores.majority_share,
+    )
+    kept.added(entry, scores.confusion.tolist()).write(folder)
 
 
 def keep_model(
@@ -108,5 +150,6 @@ def keep_model(
             body=body_hash(context.config.target, context.config.lpm.weights),
         ),
         tensors={name: value.detach().cpu().numpy() for name, value in tensors.items()},
+        trained_on=context.trained_on,
     )
     kept.write(context.state.directory)

@@ -1,10 +1,15 @@
 """The metrics that clients report after training and evaluation."""
 
+from typing import Literal
+
 from flwr.app import ConfigScalar as Scalar
 
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.metrics.classification import ClassificationSums
+from hyperfl_flwr.metrics.classification import Scores
 from hyperfl_flwr.protocol.secure_sums.header import Phase
+
+Kind = Literal["aggregate", "personalized"]
+"""Kind of model that is evaluated: as received, or after local training."""
 
 
 class ReportedMetrics:
@@ -14,7 +19,8 @@ class ReportedMetrics:
     def metric_names(cls, config: RunConfig, phase: Phase, server_round: int) -> tuple[str, ...]:
         """Return the names of the metrics that every client reports, in the order of the sums of a secure step.
 
-        Times and counts are left out: with secure sums, no node sends those of its clients.
+        Times and counts are left out: with secure sums, no node sends those of its clients. So are numbers that not
+        every client has (the AUC of one class is not defined), and those of the data (the share of the largest class).
 
         Args:
             config: The run's settings.
@@ -23,12 +29,12 @@ class ReportedMetrics:
         """
         everywhere = config.data.global_test
         if phase == "evaluate":
-            return (*accuracy_names("aggregate"), *(("aggregate-global-accuracy",) if everywhere else ()))
+            return (*score_names("aggregate"), *(("aggregate-global-accuracy",) if everywhere else ()))
         last = everywhere and server_round == config.num_rounds
         return (
-            *accuracy_names("aggregate"),
+            *score_names("aggregate"),
             *cls.training_metrics(config),
-            *accuracy_names("personalized"),
+            *score_names("personalized"),
             *(("personalized-global-accuracy",) if last else ()),
         )
 
@@ -38,12 +44,22 @@ class ReportedMetrics:
         return ("train-loss",)
 
 
-def accuracy_names(kind: str) -> tuple[str, str]:
-    """Return the names of accuracy and loss of a kind of model, `aggregate` or `personalized`."""
-    return f"{kind}-accuracy", f"{kind}-loss"
+def score_names(kind: Kind) -> tuple[str, ...]:
+    """Return the names of the numbers that every evaluation of a kind of model has, `aggregate` or `personalized`."""
+    return f"{kind}-accuracy", f"{kind}-loss", f"{kind}-balanced-accuracy", f"{kind}-macro-f1"
 
 
-def accuracy_metrics(kind: str, sums: ClassificationSums) -> dict[str, Scalar]:
-    """Return accuracy, loss and number of test samples of a kind of model, `aggregate` or `personalized`."""
-    accuracy, loss = accuracy_names(kind)
-    return {accuracy: sums.accuracy, loss: sums.mean_loss, "test-examples": float(sums.total)}
+def score_metrics(kind: Kind, scores: Scores) -> dict[str, Scalar]:
+    """Return the numbers of an evaluation that leave the client, none of them about a single class.
+
+    Args:
+        kind: Kind of model, `aggregate` or `personalized`.
+        scores: Its predictions for the client's test data.
+    """
+    values = (scores.accuracy, scores.mean_loss, scores.balanced_accuracy, scores.macro_f1)
+    return {
+        **dict(zip(score_names(kind), values, strict=True)),
+        f"{kind}-auc": scores.auc,
+        "majority-share": scores.majority_share,
+        "test-examples": float(scores.total),
+    }

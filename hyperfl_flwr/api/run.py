@@ -164,7 +164,8 @@ class Run:
             device: `auto`, `cpu`, `cuda` or `cuda:NUMBER`.
 
         Returns:
-            The class probabilities [n, K] of n samples, and the labels if they are known.
+            The class probabilities [n, K] of n samples, the labels if they are known, and which samples the run has
+            trained on; its method `scores` measures the predictions.
 
         Raises:
             DataError: If there are no samples, or one does not fit the model.
@@ -172,6 +173,15 @@ class Run:
         """
         from hyperfl_flwr.core.device import resolve_device
         from hyperfl_flwr.metrics.predictions import predict
+        from hyperfl_flwr.results.training_samples import training_digests
 
         model = self.export(client, state=state, data_root=data_root)
-        return predict(model.tensors, model.recipe, absolute(data), resolve_device(device), convert=convert)
+        changes: dict[str, Scalar] = {} if data_root is None else {"data-root": str(absolute(data_root))}
+        return predict(
+            model.tensors,
+            model.recipe,
+            absolute(data),
+            resolve_device(device),
+            convert=convert,
+            trained_on=training_digests(self.folder, changes),
+        )

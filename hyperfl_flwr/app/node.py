@@ -114,7 +114,10 @@ class NodeApp:
             state = PrivateState(states, request.experiment, client)
             setting = client_setting(self.config.of_client(client), data, client, self.device, state, key)
             budget = budget_of(self.node, record, request.experiment, client) if keeps_record else None
-            return client_class(replace(setting, round=request.round, keeps_model=self.keeps_model, budget=budget))
+            setting = replace(setting, round=request.round, budget=budget, keeps_evaluations=not self.simulated)
+            if self.keeps_model:
+                setting = replace(setting, keeps_model=True, trained_on=data.train_digests(client))
+            return client_class(setting)
 
         return adapter.Cohort(
             make_client=make_client,

@@ -1,4 +1,4 @@
-"""The `hyperfl export`, `join` and `predict` commands: use the models of a finished run."""
+"""The `hyperfl export` and `hyperfl join` commands: write the models of a finished run, and add clients to it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.console import err, out
 
@@ -29,7 +29,7 @@ StateOption = Annotated[
         help="personalized (after local training) or aggregate (as received after it); default: the former if stored.",
     ),
 ]
-Run = Annotated[str | None, typer.Option(help="On a node: the run, as `experiment` in its manifest.")]
+Experiment = Annotated[str | None, typer.Option(help="On a node: the run, as `experiment` in its manifest.")]
 Root = Annotated[Path | None, typer.Option(help="Folder of the run's data set; default: as in the run.")]
 Weights = Annotated[
     Path | None, typer.Option(help="Weights of a pre-trained body; default: as in the run, else a download.")
@@ -42,7 +42,7 @@ def run_export(
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write, *.safetensors.")],
     client: Client = None,
     state: StateOption = None,
-    run: Run = None,
+    run: Experiment = None,
     data_root: Root = None,
     shared: Annotated[
         bool, typer.Option("--shared", help="Write the clients' shared parameters instead, for `hyperfl join`.")
@@ -55,7 +55,7 @@ def run_export(
     if shared:
         if client is not None or state or run:
             raise ConfigError("--shared is the same for all clients; leave out --client, --state and --run")
-        write_shared(shared_of(source.absolute(), _changes(data_root)), output.absolute())
+        write_shared(shared_of(source.absolute(), changes_of(data_root)), output.absolute())
         out.print(str(output.absolute()), markup=False)
         return
     found = model_of(source.absolute(), client, state, run, data_root)
@@ -69,7 +69,8 @@ def run_export(
         out.print(str(path), markup=False)
 
 
-def _changes(data_root: Path | None, weights: Path | None = None) -> dict[str, Scalar]:
+def changes_of(data_root: Path | None, weights: Path | None = None) -> dict[str, Scalar]:
+    """Return the settings of this machine that options give."""
     given = {"data-root": data_root, "lpm.weights": weights}
     return {key: str(path.expanduser().absolute()) for key, path in given.items() if path is not None}
 
@@ -116,7 +117,7 @@ def run_join(
     if kind not in ("npz", "folder") or not colon:
         raise ConfigError(f"--data must be npz:FILE or folder:PATH, got {data!r}")
     name = f"{kind}:{Path(path).expanduser().absolute()}"
-    where, place, changes = source.absolute(), resolve_device(device), _changes(data_root, weights)
+    where, place, changes = source.absolute(), resolve_device(device), changes_of(data_root, weights)
     if joins_with_server(where):
         _print_joined(
             join_with_server(
@@ -168,71 +169,6 @@ def _print_joined(done: JoinedByServer) -> None:
         out.print(str(file), markup=False)
 
 
-@exports.command("predict")
-def run_predict(
-    source: Annotated[
-        Path, typer.Argument(help="An exported model (file or folder), the folder of a run, or a node's state-dir.")
-    ],
-    data: Annotated[
-        str, typer.Option(help="Folder of images or an .npz file; the prefixes folder: and npz: are optional.")
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="CSV file to write.")] = Path("predictions.csv"),
-    client: Client = None,
-    state: StateOption = None,
-    run: Run = None,
-    data_root: Root = None,
-    convert: Annotated[
-        bool, typer.Option("--convert", help="Convert and resize images to the format that the model takes.")
-    ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:NUMBER.")] = "auto",
-    weights: Weights = None,
-) -> None:
-    """Predict the classes of samples; prints the accuracy if labels are known, and the CSV file's path."""
-    from hyperfl_flwr.core.device import resolve_device
-    from hyperfl_flwr.core.storage import write_atomically
-    from hyperfl_flwr.metrics.predictions import predict
-    from hyperfl_flwr.models.provenance import use_weights
-    from hyperfl_flwr.models.standalone import read_model
-
-    path = output.absolute()
-    if path.exists():
-        raise RunDirectoryError(f"{path} exists; choose another --output")
-    if file := _exported_file(source.absolute()):
-        recipe, tensors = read_model(file)
-    else:
-        found = model_of(source.absolute(), client, state, run, data_root)
-        recipe, tensors = found.recipe, dict(found.tensors)
-        err.print(str(found), markup=False)
-    if weights is not None:
-        use_weights(str(_changes(None, weights)["lpm.weights"]))
-    samples = Path(data.removeprefix("npz:").removeprefix("folder:")).expanduser().absolute()
-    predictions = predict(tensors, recipe, samples, resolve_device(device), convert=convert)
-    for note in predictions.notes:
-        err.print(f"note: {note}", markup=False)
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(path, predictions.table().encode(), mode=0o600)  # names and labels of private samples
-    except OSError as error:
-        raise RunDirectoryError(f"{path} cannot be written: {error}; choose another --output") from None
-    if predictions.accuracy is not None:
-        out.print(f"accuracy {100 * predictions.accuracy:.2f} % of {len(predictions.names)} samples", markup=False)
-    out.print(str(path), markup=False)
-
-
-def _exported_file(source: Path) -> Path | None:
-    """Return the parameter file of an exported model; None if the source is not an exported model.
-
-    Raises:
-        ConfigError: If the folder holds several parameter files.
-    """
-    if source.suffix == ".safetensors":
-        return source
-    found = [] if (source / "manifest.json").is_file() else sorted(source.glob("*.safetensors"))
-    if len(found) > 1:
-        raise ConfigError(f"{source} holds several models ({', '.join(path.name for path in found)}); name one of them")
-    return found[0] if found else None
-
-
 def model_of(
     source: Path, client: int | None, state: str | None, experiment: str | None, data_root: Path | None
 ) -> Exported:
@@ -247,7 +183,7 @@ def model_of(
         raise ConfigError(f"--state must be personalized or aggregate, got {state!r}")
     chosen: State | None = None if state is None else "personalized" if state == "personalized" else "aggregate"
     if (source / "manifest.json").is_file() or not source.is_dir():
-        return model_of_run(source, client, chosen, _changes(data_root))
+        return model_of_run(source, client, chosen, changes_of(data_root))
     if client is None:
         raise ConfigError("--client is required with a node's state-dir; give the number of one of its clients")
     if chosen == "aggregate":

@@ -26,6 +26,7 @@ from hyperfl_flwr.cli.export import exports
 from hyperfl_flwr.cli.groups import GroupedCommands
 from hyperfl_flwr.cli.ledger import ledgers
 from hyperfl_flwr.cli.personalize import personal
+from hyperfl_flwr.cli.predict import predictions
 from hyperfl_flwr.cli.sample_folders import folders
 from hyperfl_flwr.cli.settings import listings
 from hyperfl_flwr.cli.tensorboard import boards
@@ -54,6 +55,7 @@ cli.add_typer(listings)
 cli.add_typer(boards)
 cli.add_typer(folders)
 cli.add_typer(exports)
+cli.add_typer(predictions)
 for commands in entry_points(group="hyperfl.commands"):
     # Of the studies alone, which may be missing: `guard_all` has checked that they are this project's.
     if commands.module.startswith(f"{STUDIES}.") and find_spec(STUDIES):
@@ -181,15 +183,29 @@ def quickstart(
 
 @cli.command()
 def report(
-    run_directory: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of the run, or on a node the node's folder or state-dir.")],
     output: Annotated[
         Path | None, typer.Option(help="File to write; default: report.html in the run's folder.")
     ] = None,
+    run: Annotated[
+        str | None, typer.Option(help="On a node: the run, as `experiment` in its manifest; default: the last one.")
+    ] = None,
 ) -> None:
-    """Write a self-contained HTML report of a run: settings, curves, clients and traffic; prints its path."""
+    """Write an HTML page about a run, or on a node about the node's part in it; prints its path.
+
+    Of a run: accuracies, curves, clients, traffic and settings. Of a node: accuracy, single classes, and what left it.
+    """
+    from hyperfl_flwr.deploy.owner_page import is_node, write_owner_page
     from hyperfl_flwr.results.report import write_report
 
-    out.print(str(write_report(run_directory.absolute(), output and output.absolute())), markup=False)
+    path, file = folder.absolute(), output and output.absolute()
+    if is_node(path):
+        written = write_owner_page(path, run, file)
+    elif run is not None:
+        raise ConfigError("--run is for the folder of a node; leave it out")
+    else:
+        written = write_report(path, file)
+    out.print(str(written), markup=False)
 
 
 @cli.command()

@@ -19,6 +19,7 @@ from torch import Tensor
 from hyperfl_flwr.core.device import send
 from hyperfl_flwr.data.augmentation import Augmentation
 from hyperfl_flwr.data.dataset import Dataset, IntArray, Split
+from hyperfl_flwr.data.digests import Digests, digests
 from hyperfl_flwr.data.partition.allocation import class_counts, reuse_report
 from hyperfl_flwr.data.partition.assign import DataSettings, assign, limited, split_client_validation, split_validation
 from hyperfl_flwr.data.registry import load_dataset
@@ -118,6 +119,10 @@ class FederatedData:
     def test_indices(self, client: int) -> IntArray:
         """Return the sorted positions in ``dataset.test`` of one client's test samples."""
         return self._test[self._checked(client)]
+
+    def train_digests(self, client: int) -> Digests:
+        """Return the digests of one client's training samples."""
+        return digests(self.dataset.train.scaled(self.train_indices(client)))
 
     def label_counts(self) -> tuple[IntArray, IntArray]:
         """Return the numbers of training and of test samples of each client and class, both [N, K]."""

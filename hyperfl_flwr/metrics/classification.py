@@ -1,60 +1,146 @@
-"""Compute accuracy and loss of a classifier as sums that merge over batches."""
+"""Measure a classifier on labelled samples."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from hyperfl_flwr.metrics.intervals import Interval, of_share
 
-@dataclass(frozen=True, kw_only=True)
-class ClassificationSums:
-    """Sums over samples; adding two objects gives the sums over both sets of samples.
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scores:
+    """Predictions for n labelled samples in K classes, and what they are worth.
+
+    All numbers but the losses are shares in [0, 1], NaN where they are not defined. The definitions are those of
+    scikit-learn; a mean over classes is over those that it is defined for.
 
     Attributes:
-        correct: Number of correctly classified samples (the label has the largest logit).
-        total: Number of samples.
+        labels: True class of each sample, int64 [n].
+        predicted: Class with the largest logit, int64 [n].
+        probabilities: The model's softmax [n, K].
         loss: Sum of the cross-entropies, in nats.
     """
 
-    correct: int = 0
-    total: int = 0
-    loss: float = 0.0
+    labels: NDArray[np.int64]
+    predicted: NDArray[np.int64]
+    probabilities: NDArray[np.floating]
+    loss: float
 
-    def __add__(self, other: "ClassificationSums") -> "ClassificationSums":
-        return ClassificationSums(
-            correct=self.correct + other.correct, total=self.total + other.total, loss=self.loss + other.loss
-        )
+    @property
+    def total(self) -> int:
+        """Number of samples n."""
+        return len(self.labels)
+
+    @property
+    def correct(self) -> int:
+        """Number of correctly classified samples."""
+        return int((self.labels == self.predicted).sum())
 
     @property
     def accuracy(self) -> float:
-        """Share of correct predictions in [0, 1]; NaN without samples."""
+        """Share of correctly classified samples."""
         return self.correct / self.total if self.total else float("nan")
 
     @property
+    def accuracy_interval(self) -> Interval | None:
+        """95 % interval of the accuracy over samples of the same kind; None without samples."""
+        return of_share(self.correct, self.total)
+
+    @property
     def mean_loss(self) -> float:
-        """Mean cross-entropy in nats; NaN without samples."""
+        """Mean cross-entropy in nats."""
         return self.loss / self.total if self.total else float("nan")
+
+    @cached_property
+    def confusion(self) -> NDArray[np.int64]:
+        """Numbers of samples [K, K] by true class (row) and predicted class (column)."""
+        classes = self.probabilities.shape[1]
+        cells = np.bincount(self.labels * classes + self.predicted, minlength=classes * classes)
+        return cells.reshape(classes, classes)
+
+    @property
+    def recalls(self) -> NDArray[np.float64]:
+        """Share of correctly classified samples of each class [K]; NaN for a class without samples."""
+        return _ratio(self.confusion.diagonal(), self.confusion.sum(axis=1))
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """Mean recall over the classes that have samples: 1/K for a model that always says the same."""
+        return _mean(self.recalls)
+
+    @property
+    def macro_f1(self) -> float:
+        """Mean over the classes that have samples or predictions of F1 = 2 TP / (2 TP + FP + FN)."""
+        hits = self.confusion.diagonal()
+        return _mean(_ratio(2 * hits, self.confusion.sum(axis=0) + self.confusion.sum(axis=1)))
+
+    @property
+    def auc(self) -> float:
+        """Mean area under the ROC curves of one class against the others, over classes with and without samples.
+
+        The area is the probability that a sample of the class has a larger softmax of the class than another sample,
+        equal ones counted by half. It is not defined where all samples have the same label.
+        """
+        return _mean(np.array([self._area(number) for number in np.unique(self.labels)]))
+
+    @property
+    def majority_share(self) -> float:
+        """Share of the most common class: the accuracy of a model that always says that class."""
+        return float(np.bincount(self.labels).max()) / self.total if self.total else float("nan")
+
+    def _area(self, number: int) -> float:
+        of_class, values = self.labels == number, self.probabilities[:, number]
+        ours, others = values[of_class], np.sort(values[~of_class])
+        if not len(others) or np.isnan(values).any():
+            return float("nan")
+        below = np.searchsorted(others, ours, "left") + np.searchsorted(others, ours, "right")
+        return float(below.mean()) / 2 / len(others)
+
+
+def _ratio(numbers: NDArray[np.int64], totals: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return quotients, NaN where the total is 0."""
+    found = np.full(len(numbers), np.nan)
+    np.divide(numbers, totals, out=found, where=totals > 0)
+    return found
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    """Return the mean of the values that are not NaN; NaN if there are none."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
 
 
 @torch.no_grad()
-def evaluate(
-    predict: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, *, batch_size: int = 200
-) -> ClassificationSums:
+def evaluate(predict: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, *, batch_size: int = 200) -> Scores:
     """Evaluate a classifier.
 
     Args:
         predict: Function from images [B, C, H, W] to logits [B, K].
         images: All images [n, C, H, W].
         labels: Labels of the images [n], int64.
-        batch_size: Number of images per call; it limits the memory and does not change the counts.
+        batch_size: Number of images per call; it limits the memory and does not change the predictions.
     """
-    correct, loss = (torch.zeros((), dtype=torch.float64, device=images.device) for _ in range(2))
+    parts: list[Tensor] = []
+    loss = torch.zeros((), dtype=torch.float64, device=images.device)
     for batch, truth in zip(torch.split(images, batch_size), torch.split(labels, batch_size), strict=True):
         logits = predict(batch)
-        correct += (logits.argmax(dim=1) == truth).sum()
         loss += functional.cross_entropy(logits, truth, reduction="sum")
+        # In float64, which holds classes exactly.
+        columns = (truth[:, None], logits.argmax(dim=1, keepdim=True), logits.softmax(dim=1))
+        parts.append(torch.cat([column.double() for column in columns], dim=1))
+    width = parts[0].shape[1]
     # Read once: the CPU waits for a GPU at each read.
-    sums = torch.stack((correct, loss)).cpu()
-    return ClassificationSums(correct=int(sums[0]), total=len(labels), loss=float(sums[1]))
+    numbers = torch.cat([*(part.flatten() for part in parts), loss[None]]).cpu().numpy()
+    table = numbers[:-1].reshape(-1, width)
+    return Scores(
+        labels=table[:, 0].astype(np.int64),
+        predicted=table[:, 1].astype(np.int64),
+        probabilities=table[:, 2:],
+        loss=float(numbers[-1]),
+    )

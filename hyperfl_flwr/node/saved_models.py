@@ -9,13 +9,19 @@ from the run's folder.
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.storage import Arrays, read_arrays, unwritable, write_arrays
+from hyperfl_flwr.data.digests import Digests
 from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.models.provenance import find_kept, keep_model
 from hyperfl_flwr.node.private_state import create_client_folder, run_folder
 
 FILE = "model.npz"
+
+TRAINED_ON = ":trained-on"
+"""Key of the digests among the parameters, none of which has a colon in its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +38,7 @@ class KeptModel:
         test_examples: Number of test samples.
         recipe: Description of how to build and use the model.
         tensors: Parameters of the target network by name.
+        trained_on: Digests of the client's training samples, by which `hyperfl predict` recognises them.
     """
 
     client: int
@@ -43,6 +50,7 @@ class KeptModel:
     test_examples: int
     recipe: TargetRecipe
     tensors: Arrays
+    trained_on: Digests
 
     def write(self, folder: Path) -> None:
         """Write the model to a client's folder, replacing an older one.
@@ -52,11 +60,12 @@ class KeptModel:
         Raises:
             StateError: If the model cannot be written, for example on a full disk; an older model is unchanged.
         """
-        meta = {name: value for name, value in vars(self).items() if name not in ("recipe", "tensors")}
+        meta = {name: value for name, value in vars(self).items() if name not in ("recipe", "tensors", "trained_on")}
         try:
             create_client_folder(folder)
             keep_model(self.recipe.target, run_folder(folder))
-            write_arrays(folder / FILE, self.tensors, {**meta, "recipe": self.recipe.values()}, mode=0o600)
+            arrays = {**self.tensors, TRAINED_ON: self.trained_on}
+            write_arrays(folder / FILE, arrays, {**meta, "recipe": self.recipe.values()}, mode=0o600)
         except OSError as error:
             size = sum(value.nbytes for value in self.tensors.values())
             raise StateError(
@@ -74,7 +83,8 @@ class KeptModel:
         tensors, meta = read_arrays(folder / FILE)
         try:
             find_kept(str(meta["recipe"]["target"]), run_folder(folder))
-            return cls(tensors=tensors, recipe=TargetRecipe.of(meta.pop("recipe")), **meta)
+            known = tensors.pop(TRAINED_ON, np.zeros(0, np.uint64))  # files of earlier versions lack it
+            return cls(tensors=tensors, trained_on=known, recipe=TargetRecipe.of(meta.pop("recipe")), **meta)
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(
                 f"{folder / FILE} is not a model that this version of hyperfl-flwr can read ({error}); train again"

@@ -90,6 +90,11 @@ def percent(share: float | None) -> str:
     return "none" if share is None else f"{100 * share:.2f} %"
 
 
+def interval_text(interval: Sequence[float] | None) -> str:
+    """Return an interval of a share in [0, 1] in percent, such as `81.2 to 93.4 %`; a dash for None."""
+    return NOTHING if interval is None else f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f} %"
+
+
 def megabytes(size: float) -> str:
     """Return a number of bytes in MB of 10^6 bytes."""
     return f"{size / 1e6:.3f} MB"

@@ -17,7 +17,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.methods import METHODS, method_sections
 from hyperfl_flwr.results.differences import Client, Difference, Spread
 from hyperfl_flwr.runs.run_directory import has_secure_sums, read_manifest, settings_of
-from hyperfl_flwr.runs.summary import summarise
+from hyperfl_flwr.runs.summary import SCORES, summarise
 
 LOCAL = "local"
 """The method that the others are compared with: training alone, which sends nothing."""
@@ -30,6 +30,7 @@ IGNORED = SEEDS | (RESUMABLE_CHANGES - {"num-rounds"})
 
 NUMBERS = (
     "test_accuracy", "test_accuracy_aggregate", "test_accuracy_worst", "test_accuracy_worst_decile",
+    *(f"test_{name}" for name in SCORES), *(f"test_{name}_aggregate" for name in SCORES), "test_majority_share",
     "bytes_up_per_client_round", "bytes_down_per_client_round", "seconds_per_round",
 )  # fmt: skip
 """Numbers of summary.json that are compared."""

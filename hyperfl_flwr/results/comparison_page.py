@@ -2,17 +2,22 @@
 
 from pathlib import Path
 
+from hyperfl_flwr.metrics.intervals import CONFIDENCE
 from hyperfl_flwr.pages.figures import svg
 from hyperfl_flwr.pages.render import NOTHING, counted, plain, write_page
 from hyperfl_flwr.results.compare import Comparison, Run
-from hyperfl_flwr.results.differences import CONFIDENCE, Difference, Spread
+from hyperfl_flwr.results.differences import Difference, Spread
 from hyperfl_flwr.runs.plots import comparison_panels
+from hyperfl_flwr.runs.summary import SCORES
 
 ROW_HEADERS = (
-    "", "runs", "personalized %", "aggregate %", "worst client %", "MB up", "MB down", "s/round", "difference",
+    "", "runs", "personalized %", "aggregate %", "worst client %", "balanced %", "macro F1 %", "AUC %", "MB up", "MB down", "s/round", "difference",
     "better/worse",
 )  # fmt: skip
-"""Headers of `rows_of`: bytes are a client's in a round, differences those of personalized accuracy in points."""
+"""Headers of `rows_of`.
+
+Balanced accuracy, F1 and AUC are those of the personalized models, bytes a client's in a round, differences those of
+personalized accuracy in points."""
 
 MOST_NAMED = 3
 """Largest number of groups that the page's title names."""
@@ -30,6 +35,7 @@ def rows_of(found: Comparison) -> list[tuple[str, ...]]:
                 group.label,
                 str(len(group.runs)),
                 *(_percent(numbers[f"test_accuracy{part}"]) for part in ("", "_aggregate", "_worst")),
+                *(_percent(numbers[f"test_{name}"]) for name in SCORES),
                 *(NOTHING if size is None else f"{size / 1e6:.2f}" for size in (up, down)),
                 f"{numbers['seconds_per_round'].mean or 0.0:.2f}",
                 "reference" if is_reference else _points(group.difference),

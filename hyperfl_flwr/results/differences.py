@@ -1,15 +1,11 @@
 """Numbers of a group of runs, and paired differences between the clients of two groups."""
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scipy.stats import t as student
-
 from hyperfl_flwr.core.setting_types import Scalar
-
-CONFIDENCE = 0.95
+from hyperfl_flwr.metrics.intervals import of_mean
 
 Client = tuple[Scalar, int]
 """Seed of the data's division, and the client's number in it."""
@@ -58,14 +54,13 @@ class Difference:
         found = [accuracy - reference[client] for client, accuracy in ours.items() if client in reference]
         if not found:
             return None
-        mean, margin = statistics.fmean(found), math.nan
-        if len(found) > 1:
-            error = statistics.stdev(found) / math.sqrt(len(found))
-            margin = float(student.ppf((1 + CONFIDENCE) / 2, len(found) - 1)) * error
+        mean = statistics.fmean(found)
+        interval = of_mean(mean, statistics.stdev(found), len(found)) if len(found) > 1 else None
+        low, high = interval or (None, None)
         return cls(
             mean=mean,
-            low=None if math.isnan(margin) else mean - margin,
-            high=None if math.isnan(margin) else mean + margin,
+            low=low,
+            high=high,
             clients=len(found),
             better=sum(value > 0 for value in found),
             worse=sum(value < 0 for value in found),

@@ -28,6 +28,7 @@ from hyperfl_flwr.app.restore import Restored, restored
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.rng import seed_for
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.data.digests import Digests
 from hyperfl_flwr.data.federated_data import ClientData
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.models.model_spec import TargetRecipe
@@ -60,6 +61,7 @@ class Exported:
         experiment: Identity of the run.
         accuracy: Accuracy on the client's test data as recorded by the run; None if it was not recorded.
         notes: Notes for the user.
+        trained_on: Digests of the training samples as stored by a node; None if they are not stored with the model.
     """
 
     tensors: Mapping[str, Tensor] = field(repr=False)
@@ -72,6 +74,7 @@ class Exported:
     experiment: str
     accuracy: float | None
     notes: tuple[str, ...] = ()
+    trained_on: Digests | None = field(default=None, repr=False)
 
     def about(self) -> dict[str, Any]:
         """Return the entries of a model's JSON description, without the recipe."""
@@ -240,6 +243,7 @@ def model_of_node(states: Path, client: int, experiment: str | None = None) -> E
         dataset=title_of(kept.dataset),  # earlier versions stored a path here, which must not leave the node
         experiment=kept.experiment,
         accuracy=None if math.isnan(kept.accuracy) else kept.accuracy,
+        trained_on=kept.trained_on if len(kept.trained_on) else None,
     )
 
 

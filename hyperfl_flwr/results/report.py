@@ -11,8 +11,9 @@ from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.data.sample_format import shape_text
 from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.metrics.intervals import of_share
 from hyperfl_flwr.pages.figures import svg
-from hyperfl_flwr.pages.render import Settings, counted, megabytes, percent, plain, write_page
+from hyperfl_flwr.pages.render import NOTHING, Settings, counted, interval_text, megabytes, percent, plain, write_page
 from hyperfl_flwr.runs.listed_clients import clients_per_node, is_listed, label_rows
 from hyperfl_flwr.runs.novel_results import means, read_novel
 from hyperfl_flwr.runs.plots import clients_figure, labels_figure, run_panels
@@ -23,13 +24,19 @@ from hyperfl_flwr.runs.run_directory import (
     is_simulation,
     read_failures,
     read_manifest,
+    read_metrics,
     settings_of,
     trained_settings,
 )
-from hyperfl_flwr.runs.summary import NOT_KNOWN, summarise
+from hyperfl_flwr.runs.summary import NOT_KNOWN, SCORES, LastTraining, summarise
 
 MOST_FAILURES = 100
 """Largest number of failures that the report lists; a long run may have thousands, and all are in its folder."""
+
+MOST_CLIENTS = 1000
+"""Largest number of clients of which the report lists each."""
+
+SCORE_NAMES = dict(zip(SCORES, ("balanced accuracy (mean recall of the classes)", "macro F1", "AUC"), strict=True))
 
 ACCURACIES = {
     "test_accuracy_std": "standard deviation of personalized accuracy over the clients",
@@ -85,6 +92,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         labels_figure=_labels(manifest),
         simulated=is_simulation(manifest),
         accuracies=list(_accuracies(path, summary, unknown=NOT_KNOWN if has_secure_sums(manifest) else "none")),
+        each_client=list(_each_client(path, summary)),
         shared=", ".join(f"{name} ({reduction.value.replace('_', ' ')})" for name, reduction in reductions.items()),
         private=", ".join(client.kept_groups(config)),
         costs=list(_costs(summary)),
@@ -115,7 +123,9 @@ def _mean_of(summary: Mapping[str, Any], name: str) -> str:
     drawn = (
         "" if error is None else f" drawn from {summary['num_clients']:,}, with a standard error of {percent(error)}"
     )
-    return f"mean of {counted(number, 'client')}{drawn}"
+    known = summary.get(f"{name}_interval")
+    interval = f"; 95 % interval over clients: {interval_text(known)}" if known else ""
+    return f"mean of {counted(number, 'client')}{drawn}{interval}"
 
 
 def _secure_sums(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
@@ -153,9 +163,32 @@ def _networks(config: RunConfig) -> str:
     return "; ".join(f"{name}: clients {', '.join(map(str, some))}" for name, some in clients.items())
 
 
+def _each_client(path: Path, summary: Mapping[str, Any]) -> Iterable[tuple[str, ...]]:
+    """Yield a row for each client with an accuracy; none with secure sums, or of very many clients."""
+    if summary["test_accuracy_per_client"] is None or summary["num_clients"] > MOST_CLIENTS:
+        return
+    last = LastTraining(list(read_metrics(path)), summary["rounds"], summary["num_clients"])
+    names = ("personalized_accuracy", "test_examples", *(f"personalized_{name}" for name in SCORES), "majority_share")
+    for client, (accuracy, number, *others) in enumerate(zip(*map(last.numbers, names), strict=True)):
+        if accuracy is not None:
+            total = int(number or 0)
+            interval = interval_text(of_share(round(accuracy * total), total))
+            shares = (NOTHING if value is None else percent(value) for value in others)
+            yield str(client), str(total), percent(accuracy), interval, *shares
+
+
 def _accuracies(path: Path, summary: Mapping[str, Any], unknown: str) -> Iterable[tuple[str, str]]:
     for key, name in ACCURACIES.items():
         yield name, unknown if summary[key] is None else percent(summary[key])
+    for key, name in SCORE_NAMES.items():
+        for kind, part in (("personalized", ""), ("aggregate", "_aggregate")):
+            if summary[f"test_{key}{part}"] is not None:
+                yield f"{name}, {kind}", percent(summary[f"test_{key}{part}"])
+    if summary["test_majority_share"] is not None:
+        yield (
+            "share of the most common class, which says what an accuracy is worth",
+            percent(summary["test_majority_share"]),
+        )
     for key, name in GLOBAL_ACCURACIES.items():
         if summary[key] is not None:
             yield name, percent(summary[key])

@@ -107,6 +107,14 @@ def run_panels(path: Path) -> dict[str, Figure]:
 
 
 @rc_context(STYLE)
+def accuracy_figure(personalized: Curve, aggregate: Curve) -> Figure:
+    """Draw the accuracies of one client over the rounds."""
+    figure = _figure(*PANEL_INCHES)
+    _draw_curves(figure.subplots(), personalized, aggregate)
+    return figure
+
+
+@rc_context(STYLE)
 def clients_figure(accuracies: Sequence[float | None]) -> Figure:
     """Draw the clients' accuracies as bars in ascending order; clients without an accuracy are omitted."""
     known = sorted((accuracy, client) for client, accuracy in enumerate(accuracies) if accuracy is not None)
@@ -193,11 +201,13 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _draw_accuracy(axes: Axes, records: Sequence[Record]) -> None:
-    own, aggregate = (
-        _curve(records, "train", "personalized_accuracy"),
-        _curve(records, "aggregate", "aggregate_accuracy"),
+    _draw_curves(
+        axes, _curve(records, "train", "personalized_accuracy"), _curve(records, "aggregate", "aggregate_accuracy")
     )
-    axes.plot(*own, "-o", color=BLUE, markersize=3, label="personalized")
+
+
+def _draw_curves(axes: Axes, personalized: Curve, aggregate: Curve) -> None:
+    axes.plot(*personalized, "-o", color=BLUE, markersize=3, label="personalized")
     axes.plot(*aggregate, "--s", color=VERMILLION, markersize=3, mfc="none", label="aggregate")
     _over_rounds(axes)
     _in_percent(axes)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from hyperfl_flwr.metrics.intervals import Interval, of_mean
 from hyperfl_flwr.node.private_state import largest_state
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 from hyperfl_flwr.runs.novel_results import flat_means, read_novel
@@ -18,9 +19,15 @@ NOT_KNOWN = "not known: sums are secure"
 """Text in the place of a number that needs single clients, in a run with secure sums."""
 
 OF_SINGLE_CLIENTS = frozenset(
-    {"test_accuracy_worst", "test_accuracy_worst_decile", "test_accuracy_std", "test_accuracy_per_client"}
-)
-"""Numbers of a summary that are None in a run with secure sums; the deviation only in one of few clients."""
+    {
+        "test_accuracy_worst", "test_accuracy_worst_decile", "test_accuracy_std", "test_accuracy_interval",
+        "test_accuracy_per_client", "test_examples_per_client", "test_majority_share", "test_auc", "test_auc_aggregate",
+    }
+)  # fmt: skip
+"""Numbers of a summary that are None in a run with secure sums; deviation and interval only in one of few clients."""
+
+SCORES = ("balanced_accuracy", "macro_f1", "auc")
+"""Means over the clients that stand beside their accuracy."""
 
 
 def summarise(path: Path) -> dict[str, Any]:
@@ -34,8 +41,9 @@ def summarise(path: Path) -> dict[str, Any]:
         is the mean over all clients after their local training in the last round, `test_accuracy_aggregate` that of the
         final global state with the clients' private parts. A client without a number (it failed in the last round, or
         was not drawn) is None in the list and left out of the mean; `test_accuracy_num_clients` is the number of
-        clients with one. `*_sem` is the standard error of a mean over drawn clients, None over all. With secure sums,
-        the list and the numbers of the worst clients are None.
+        clients with one. `*_sem` is the standard error of a mean over drawn clients, None over all;
+        `test_accuracy_interval` is the 95 % interval over clients of the same kind. With secure sums, the lists and the
+        numbers of `OF_SINGLE_CLIENTS` are None.
 
     Raises:
         RunDirectoryError: If the folder is not a run folder.
@@ -50,7 +58,8 @@ def summarise(path: Path) -> dict[str, Any]:
     settings = manifest["settings"]
     target = float(settings.get("target-accuracy", 0))  # manifests of earlier versions lack it
     is_secure = has_secure_sums(manifest)
-    own = _Spread.opened(rounds[-1]) if is_secure else _Spread.of(_per_client(records, last, settings["num-clients"]))
+    clients = None if is_secure else LastTraining(records, last, settings["num-clients"])
+    own = _Spread.of(clients.numbers("personalized_accuracy")) if clients else _Spread.opened(rounds[-1])
     aggregate = [record for record in records if record["kind"] == "aggregate" and record["round"] == last]
     evaluation: Record = aggregate[-1] if aggregate else {}
     checkpoints = Checkpoints(path / "checkpoints")
@@ -69,8 +78,13 @@ def summarise(path: Path) -> dict[str, Any]:
         "test_accuracy_worst": own.worst,
         "test_accuracy_worst_decile": own.worst_decile,
         "test_accuracy_std": own.std,
+        "test_accuracy_interval": own.interval,
         "test_accuracy_per_client": own.per_client,
+        "test_examples_per_client": clients.numbers("test_examples") if clients else None,
         "test_accuracy_num_clients": own.num_clients,
+        "test_majority_share": rounds[-1].get("majority_share"),
+        **{f"test_{name}": rounds[-1].get(f"personalized_{name}") for name in SCORES},
+        **{f"test_{name}_aggregate": evaluation.get(f"aggregate_{name}") for name in SCORES},
         "global_test_accuracy": rounds[-1].get("personalized_global_accuracy"),
         "global_test_accuracy_aggregate": evaluation.get("aggregate_global_accuracy"),
         "rounds_to_target": _first_round(records, "train", "personalized_accuracy", target),
@@ -119,6 +133,7 @@ class _Spread:
     num_clients: int
     worst: float | None = None
     worst_decile: float | None = None
+    interval: Interval | None = None
     per_client: Sequence[float | None] | None = None
 
     @classmethod
@@ -133,6 +148,7 @@ class _Spread:
             num_clients=len(known),
             worst=min(known, default=None),
             worst_decile=statistics.fmean(lowest) if lowest else None,
+            interval=_interval(statistics.fmean(known), statistics.pstdev(known), len(known)) if known else None,
             per_client=per_client,
         )
 
@@ -140,7 +156,13 @@ class _Spread:
     def opened(cls, record: Record) -> Self:
         """Return the numbers of a round of which only the sums over the clients were opened."""
         mean, std = (record.get(f"personalized_accuracy{part}") for part in ("", "_std"))
-        return cls(mean=mean, std=std, num_clients=record["clients"])
+        interval = None if mean is None or std is None else _interval(mean, std, record["clients"])
+        return cls(mean=mean, std=std, num_clients=record["clients"], interval=interval)
+
+
+def _interval(mean: float, std: float, number: int) -> Interval | None:
+    """Return the 95 % interval of a mean, from the standard deviation that is divided by the number of values."""
+    return of_mean(mean, std * math.sqrt(number / (number - 1)), number) if number > 1 else None
 
 
 def _opening_costs(rounds: Sequence[Record]) -> dict[str, Any]:
@@ -173,12 +195,21 @@ def _first_round(records: Sequence[Record], kind: str, name: str, target: float)
     return min(reached, default=None) if target else None
 
 
-def _per_client(records: Sequence[Record], number: int, num_clients: int) -> list[float | None]:
-    """Return each client's personalized accuracy in a round; None for a client that failed."""
-    name = "personalized_accuracy"
-    found = {
-        record["client"]: record[name]
-        for record in records
-        if record["kind"] == "client" and record["round"] == number and name in record
-    }
-    return [found.get(client) for client in range(num_clients)]
+class LastTraining:
+    """The clients' numbers after their local training in the last round.
+
+    Args:
+        records: Lines of metrics.jsonl.
+        number: The round.
+        num_clients: Number of clients of the run.
+    """
+
+    def __init__(self, records: Sequence[Record], number: int, num_clients: int) -> None:
+        self._found = {
+            record["client"]: record for record in records if record["kind"] == "client" and record["round"] == number
+        }
+        self._clients = range(num_clients)
+
+    def numbers(self, name: str) -> list[float | None]:
+        """Return a number of each client; None for a client that failed, or has none."""
+        return [self._found.get(client, {}).get(name) for client in self._clients]

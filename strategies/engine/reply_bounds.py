@@ -18,6 +18,9 @@ from hyperfl_flwr.protocol.messages import LABEL_COUNTS, ClientResult, Reduction
 from hyperfl_flwr.protocol.update_norms import noise_norms, norms_of_change, reference_norms, refuse_long
 from strategies.engine.replies import TrainingReply
 
+SHARES = ("accuracy", "macro-f1", "auc", "majority-share")
+"""Ends of the names of metrics in [0, 1]."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
@@ -80,7 +83,7 @@ class Bounds:
 
 
 def refuse_impossible_numbers(report: Report, num_examples: Mapping[int, int], required: str = "") -> None:
-    """Check a report's accuracies and counts.
+    """Check a report's shares and counts.
 
     Args:
         report: A node's report.
@@ -100,7 +103,7 @@ def refuse_impossible_numbers(report: Report, num_examples: Mapping[int, int], r
         if required and result.metrics and required not in result.metrics:
             raise ValueError(f"{client} reports no {required}, or one that is not a number")
         for name, value in result.metrics.items():
-            if name.endswith("accuracy") and not 0 <= value <= 1:
+            if name.endswith(SHARES) and not 0 <= value <= 1:
                 raise ValueError(f"the {name} of {client} must be between 0 and 1, got {value:g}")
 
 

@@ -1,0 +1,160 @@
+"""The page of a node's owner: results of single classes, which no message has, and what left the node."""
+
+import csv
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from federations import Call, Federate, Settings
+from html_pages import Page
+
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.node.evaluations import FILE, Evaluation, Evaluations
+from hyperfl_flwr.node.private_state import client_folders
+from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics, settings_of
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
+
+
+def owned(**node: Scalar) -> Callable[[int, Settings], InProcessGrid]:
+    """Return a factory of grids whose nodes belong to data owners, as SuperNodes do, and have this node config."""
+    return lambda num_nodes, settings: InProcessGrid(app, num_nodes, settings, node)
+
+
+def evaluation(number: int, kind: str = "personalized", auc: float = 0.5) -> Evaluation:
+    return Evaluation(
+        round=number, kind=kind, samples=4, loss=1.0, accuracy=0.5, balanced_accuracy=0.5, macro_f1=0.5, auc=auc,
+        majority_share=0.5,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def states(federate: Federate, tmp_path: Path) -> tuple[Path, Path]:
+    """Return the folder of a run of HyperFL with five clients, and the state-dir of the node that hosts them."""
+    states = tmp_path / "states"
+    run = federate("hyperfl", 1, grid=owned(**{"state-dir": str(states)}))
+    return run, states
+
+
+def test_the_page_has_what_stays_on_the_node(states: tuple[Path, Path], call: Call) -> None:
+    """Accuracies are the recorded ones; the samples of each class are those of the client's test data."""
+    run, folder = states
+    code, out, err = call("report", folder)
+    assert (code, err) == (0, "")
+    file = folder / read_manifest(run)["experiment"] / "report.html"
+    assert out == f"{file}\n"
+    assert file.stat().st_mode & 0o777 == 0o600
+    text = file.read_text()
+    page = Page(text)
+    assert page.headings[1:] == [
+        *(f"Client {client}" for client in range(5)),
+        "What left the node",
+        "Differential privacy",
+    ]
+    assert page.sources == []
+    last = [row for row in read_metrics(run) if (row["kind"], row["round"]) == ("client", 2)]
+    for row in last:
+        assert f'<dd class="value">{100 * row["personalized_accuracy"]:.2f} %</dd>' in text
+    data = load_federated_data(RunConfig.from_flat(settings_of(run)).data_settings())
+    counts = data.label_counts()[1]
+    for client, place in enumerate(client_folders(folder / read_manifest(run)["experiment"])):
+        found = Evaluations.read(place)
+        assert found is not None
+        assert (found.client, found.method) == (client, "hyperfl")
+        for table in found.confusion.values():
+            assert np.sum(table, axis=1).tolist() == counts[client].tolist()
+        assert np.trace(found.confusion["personalized"]) / counts[client].sum() == last[client]["personalized_accuracy"]
+        steps = [(entry.round, entry.kind) for entry in found.entries]
+        assert sorted(steps) == [
+            (0, "aggregate"),
+            (1, "aggregate"),
+            (1, "personalized"),
+            (2, "aggregate"),
+            (2, "personalized"),
+        ]
+    assert "hypernetwork (parameters)" in page.rows
+    assert "never leave the node: classifier, embedding" in " ".join(text.split())
+
+
+def test_single_classes_are_in_no_message(states: tuple[Path, Path]) -> None:
+    """Each client sends its scores, the share of its most common class, and its number of test samples."""
+    run, _ = states
+    row = next(row for row in read_metrics(run) if row["kind"] == "client")
+    scores = {f"personalized_{name}" for name in ("accuracy", "loss", "balanced_accuracy", "macro_f1", "auc")}
+    assert scores <= set(row)
+    assert {"majority_share", "test_examples"} <= set(row)
+    assert not any(isinstance(value, list | dict) for value in row.values())
+
+
+def test_a_resumed_run_replaces_the_rounds_that_it_repeats() -> None:
+    kept = Evaluations(client=0, experiment="e", method="m", dataset="d", classes=("a", "b"))
+    for number, kind in (
+        (0, "aggregate"),
+        (1, "personalized"),
+        (1, "aggregate"),
+        (2, "personalized"),
+        (2, "aggregate"),
+    ):
+        kept = kept.added(evaluation(number, kind), [[number, 0], [0, 0]])
+    again = kept.added(evaluation(1), [[9, 0], [0, 0]])
+    assert [(each.round, each.kind) for each in again.entries] == [
+        (0, "aggregate"), (1, "aggregate"), (1, "personalized"), (2, "aggregate"),
+    ]  # fmt: skip
+    assert again.confusion == {"personalized": [[9, 0], [0, 0]], "aggregate": [[2, 0], [0, 0]]}
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    kept = Evaluations(client=7, experiment="e", method="m", dataset="d", classes=["a", "b"])
+    kept = kept.added(evaluation(1, auc=math.nan), [[1, 2], [0, 3]])
+    kept.write(tmp_path / "client-00007")
+    found = Evaluations.read(tmp_path / "client-00007")
+    assert found is not None
+    assert math.isnan(found.entries[0].auc)
+    assert found.confusion == {"personalized": [[1, 2], [0, 3]]}
+    assert json.loads((tmp_path / "client-00007" / FILE).read_text())["entries"][0]["auc"] is None
+    assert Evaluations.read(tmp_path) is None
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text('{"entries": [{}]}')
+    with pytest.raises(StateError, match=re.escape(f"{tmp_path / FILE} is not a file of evaluations")):
+        Evaluations.read(tmp_path)
+
+
+def test_a_node_without_the_run(states: tuple[Path, Path], call: Call) -> None:
+    code, _, err = call("report", states[1], "--run", "ffff")
+    assert code == 2
+    assert "has no evaluations of the run 'ffff'; it has those of" in err
+    code, _, err = call("report", states[0], "--run", "ffff")
+    assert code == 2
+    assert "--run is for the folder of a node; leave it out" in err
+
+
+def test_predictions_tell_training_samples(states: tuple[Path, Path], call: Call) -> None:
+    """Of a file with all of client 3's samples, the node knows those that its model was trained on."""
+    run, folder = states
+    data = load_federated_data(RunConfig.from_flat(settings_of(run)).data_settings())
+    train, test = data.train_indices(3), data.test_indices(3)
+    images = np.concatenate([data.dataset.train.images[train], data.dataset.test.images[test]])
+    labels = np.concatenate([data.dataset.train.labels[train], data.dataset.test.labels[test]])
+    np.savez("all.npz", images=images, labels=labels)
+    code, out, err = call("predict", folder, "--client", "3", "--data", "all.npz", "-o", "node.csv")
+    assert code == 0, err
+    (row,) = [row for row in read_metrics(run) if (row["kind"], row["round"], row.get("client")) == ("client", 2, 3)]
+    first, second = out.splitlines()[:2]
+    assert first.startswith(
+        f"accuracy {100 * row['personalized_accuracy']:.2f} % of {len(test)} samples (95 % interval "
+    )
+    assert first.endswith("), none of which the model was trained on")
+    assert f"of {len(train)} samples that the model was trained on" in second
+    assert "most often taken for" in out
+    with Path("node.csv").open() as file:
+        parts = [line["part"] for line in csv.DictReader(file)]
+    assert parts == ["train"] * len(train) + ["other"] * len(test)
