@@ -114,6 +114,7 @@ def keep_evaluation(context: ClientContext, kind: str, after_round: int, scores:
         samples=scores.total,
         loss=scores.mean_loss,
         accuracy=scores.accuracy,
+        interval=scores.accuracy_interval,
         balanced_accuracy=scores.balanced_accuracy,
         macro_f1=scores.macro_f1,
         auc=scores.auc,

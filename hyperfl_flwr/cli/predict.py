@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -121,26 +122,26 @@ def _print_scores(found: Predictions) -> None:
 
 
 def _worth(scores: Scores) -> str:
-    from hyperfl_flwr.pages.render import interval_text, percent
-
     numbers = {"balanced accuracy": scores.balanced_accuracy, "macro F1": scores.macro_f1, "AUC": scores.auc}
-    others = ", ".join(f"{name} {percent(value)}" for name, value in numbers.items() if value == value)  # not NaN
-    interval = interval_text(scores.accuracy_interval)
+    others = ", ".join(f"{name} {_percent(value)}" for name, value in numbers.items() if not math.isnan(value))
+    low, high = scores.accuracy_interval or (0.0, 1.0)
     return (
-        f"{percent(scores.accuracy)} of {scores.total} samples (95 % interval {interval}; {others}; the most common "
-        f"class has {percent(scores.majority_share)})"
+        f"{_percent(scores.accuracy)} of {scores.total} samples (95 % interval {100 * low:.1f} to {100 * high:.1f} %; "
+        f"{others}; the most common class has {_percent(scores.majority_share)})"
     )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
 
 
 def _print_classes(scores: Scores, classes: tuple[str, ...]) -> None:
     """Print a row for each class that has samples: how many are recognised, and what the others are taken for."""
-    from hyperfl_flwr.pages.render import percent
-
     table = Table("class", "samples", "recall", "most often taken for")
     for number, row in enumerate(scores.confusion):
         if row.sum():
             wrong = row.copy()
             wrong[number] = 0
             mistaken = f"{classes[wrong.argmax()]} ({wrong.max()})" if wrong.any() else "none"
-            table.add_row(Text(classes[number]), str(row.sum()), percent(scores.recalls[number]), Text(mistaken))
+            table.add_row(Text(classes[number]), str(row.sum()), _percent(scores.recalls[number]), Text(mistaken))
     out.print(table)

@@ -11,7 +11,6 @@ from markupsafe import Markup
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.deploy.ledger_view import RunLedger, ledger_folder, runs_of
 from hyperfl_flwr.deploy.node_settings import FILE as NODE_FILE
-from hyperfl_flwr.metrics.intervals import of_share
 from hyperfl_flwr.node.evaluations import Evaluation, Evaluations
 from hyperfl_flwr.node.ledger import LEDGER
 from hyperfl_flwr.node.private_state import client_folders
@@ -144,10 +143,8 @@ def _cards(found: Evaluations) -> list[tuple[str, str, str]]:
     notes = {"personalized": "after local training in", "aggregate": "global state as received after"}
     for kind in reversed(KINDS):
         if (entry := found.newest(kind)) is not None:
-            interval = interval_text(of_share(round(entry.accuracy * entry.samples), entry.samples))
-            note = (
-                f"{notes[kind]} round {entry.round}; {counted(entry.samples, 'test sample')}, 95 % interval {interval}"
-            )
+            samples, interval = counted(entry.samples, "test sample"), interval_text(entry.interval)
+            note = f"{notes[kind]} round {entry.round}; {samples}, 95 % interval {interval}"
             cards.insert(0, (f"{kind.capitalize()} accuracy", percent(entry.accuracy), note))
             last = entry
     share = "accuracy of a model that always says the most common class"

@@ -46,6 +46,12 @@ class Predictions:
     trained_on: NDArray[np.bool_] | None
     notes: tuple[str, ...]
 
+    @property
+    def accuracy(self) -> float | None:
+        """Share of correctly classified samples, in [0, 1]; None without labels."""
+        found = self.scores()
+        return None if found is None else found.accuracy
+
     def scores(self, *, trained_on: bool | None = None) -> Scores | None:
         """Return what the predictions are worth; None without labels, or without such samples.
 

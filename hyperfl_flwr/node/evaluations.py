@@ -29,6 +29,7 @@ class Evaluation:
         samples: Number of test samples.
         loss: Mean cross-entropy in nats.
         accuracy: Share of correctly classified samples, as the other numbers in [0, 1].
+        interval: Ends of its 95 % interval over samples of the same kind; None without samples.
         balanced_accuracy: Mean recall over the classes that have samples.
         macro_f1: Mean F1 over the classes.
         auc: Mean area under the ROC curves; NaN if all samples have the same label.
@@ -40,6 +41,7 @@ class Evaluation:
     samples: int
     loss: float
     accuracy: float
+    interval: Sequence[float] | None
     balanced_accuracy: float
     macro_f1: float
     auc: float

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.storage import Arrays, read_arrays, unwritable, write_arrays
-from hyperfl_flwr.data.digests import Digests
 from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.models.provenance import find_kept, keep_model
 from hyperfl_flwr.node.private_state import create_client_folder, run_folder
@@ -38,7 +38,7 @@ class KeptModel:
         test_examples: Number of test samples.
         recipe: Description of how to build and use the model.
         tensors: Parameters of the target network by name.
-        trained_on: Digests of the client's training samples, by which `hyperfl predict` recognises them.
+        trained_on: Digests of the client's training samples [n], by which `hyperfl predict` recognises them.
     """
 
     client: int
@@ -50,7 +50,7 @@ class KeptModel:
     test_examples: int
     recipe: TargetRecipe
     tensors: Arrays
-    trained_on: Digests
+    trained_on: NDArray[np.uint64]
 
     def write(self, folder: Path) -> None:
         """Write the model to a client's folder, replacing an older one.

@@ -11,8 +11,8 @@ from hyperfl_flwr.runs.plots import comparison_panels
 from hyperfl_flwr.runs.summary import SCORES
 
 ROW_HEADERS = (
-    "", "runs", "personalized %", "aggregate %", "worst client %", "balanced %", "macro F1 %", "AUC %", "MB up", "MB down", "s/round", "difference",
-    "better/worse",
+    "", "runs", "personalized %", "aggregate %", "worst client %", "balanced %", "macro F1 %", "AUC %", "MB up",
+    "MB down", "s/round", "difference", "better/worse",
 )  # fmt: skip
 """Headers of `rows_of`.
 

@@ -30,7 +30,8 @@ def owned(**node: Scalar) -> Callable[[int, Settings], InProcessGrid]:
 
 def evaluation(number: int, kind: str = "personalized", auc: float = 0.5) -> Evaluation:
     return Evaluation(
-        round=number, kind=kind, samples=4, loss=1.0, accuracy=0.5, balanced_accuracy=0.5, macro_f1=0.5, auc=auc,
+        round=number, kind=kind, samples=4, loss=1.0, accuracy=0.5, interval=(0.15, 0.85),
+        balanced_accuracy=0.5, macro_f1=0.5, auc=auc,
         majority_share=0.5,
     )  # fmt: skip
 

@@ -92,7 +92,11 @@ def cut(path: Path) -> Path:
         (lambda f: save(f / "a.png", size=(8, 6)), GREY, ["8x6 pixels (height, width)", "a.png, 6x8 with 1 channels"]),
         (lambda f: save(f / "a.png", mode="RGB"), GREY, ["1 channels of 8 bits (grey)", "with 3 channels (mode RGB)"]),
         (lambda f: save(f / "a.png"), COLOUR, ["3 channels of 8 bits (RGB)", "with 1 channels (mode L)"]),
-        (lambda f: save(f / "a.png", mode="RGBA"), COLOUR, ["with 4 channels (mode RGBA)", "images are not resized"]),
+        (
+            lambda f: save(f / "a.png", mode="RGBA"),
+            COLOUR,
+            ["4 channels (mode RGBA)", "hyperfl predict --convert"],
+        ),
         (lambda f: (save(f / "a.png"), save(f / "b.png", size=(9, 9))), GREY, ["1 of 2 do not, the first is b.png"]),
         (lambda f: broken(f / "a.png"), GREY, ["a.png must be an image, but reading it", "remove or replace it"]),
         (lambda f: cut(f / "a.png"), (3, 80, 60), ["a.png must be an image"]),
