@@ -11,13 +11,16 @@ from hyperfl_flwr.runs.plots import comparison_panels
 from hyperfl_flwr.runs.summary import SCORES
 
 ROW_HEADERS = (
-    "", "runs", "personalized %", "aggregate %", "worst client %", "balanced %", "macro F1 %", "AUC %", "MB up",
-    "MB down", "s/round", "difference", "better/worse",
+    "", "runs", "personalized %", "aggregate %", "worst client %", "MB up", "MB down", "s/round", "difference",
+    "better/worse",
 )  # fmt: skip
-"""Headers of `rows_of`.
+"""Headers of `rows_of`: bytes are a client's in a round, differences those of personalized accuracy in points."""
 
-Balanced accuracy, F1 and AUC are those of the personalized models, bytes a client's in a round, differences those of
-personalized accuracy in points."""
+SCORE_HEADERS = (
+    "", "balanced accuracy %", "macro F1 %", "AUC %", "aggregate: balanced accuracy %", "macro F1 %", "AUC %",
+    "most common class %",
+)  # fmt: skip
+"""Headers of `score_rows`; the first three numbers are those of the personalized models."""
 
 MOST_NAMED = 3
 """Largest number of groups that the page's title names."""
@@ -35,7 +38,6 @@ def rows_of(found: Comparison) -> list[tuple[str, ...]]:
                 group.label,
                 str(len(group.runs)),
                 *(_percent(numbers[f"test_accuracy{part}"]) for part in ("", "_aggregate", "_worst")),
-                *(_percent(numbers[f"test_{name}"]) for name in SCORES),
                 *(NOTHING if size is None else f"{size / 1e6:.2f}" for size in (up, down)),
                 f"{numbers['seconds_per_round'].mean or 0.0:.2f}",
                 "reference" if is_reference else _points(group.difference),
@@ -43,6 +45,16 @@ def rows_of(found: Comparison) -> list[tuple[str, ...]]:
             )
         )
     return rows
+
+
+def score_rows(found: Comparison) -> list[tuple[str, ...]]:
+    """Return a row for each group; see `SCORE_HEADERS`."""
+    names = [
+        *(f"test_{name}" for name in SCORES),
+        *(f"test_{name}_aggregate" for name in SCORES),
+        "test_majority_share",
+    ]
+    return [(group.label, *(_percent(group.numbers[name]) for name in names)) for group in found.groups]
 
 
 def settings_rows(found: Comparison) -> list[tuple[str, ...]]:
@@ -62,6 +74,8 @@ def write_comparison(found: Comparison, file: Path) -> Path:
         data="; ".join(dict.fromkeys(map(_data, runs))),
         headers=ROW_HEADERS,
         rows=rows_of(found),
+        score_headers=SCORE_HEADERS,
+        scores=score_rows(found),
         confidence=f"{100 * CONFIDENCE:.0f} %",
         settings=settings_rows(found),
         figures=[

@@ -12,7 +12,7 @@ from scipy.stats import ttest_rel
 
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.results.compare import Comparison, Group, compare
-from hyperfl_flwr.results.comparison_page import ROW_HEADERS, rows_of, write_comparison
+from hyperfl_flwr.results.comparison_page import ROW_HEADERS, SCORE_HEADERS, rows_of, score_rows, write_comparison
 from hyperfl_flwr.results.differences import Difference
 
 
@@ -125,6 +125,10 @@ def test_the_command_and_the_page(federate: Federate, tmp_path: Path, call: Call
         assert len(row) == len(ROW_HEADERS)
         assert list(row) in page.table_rows
         assert all(cell in text for cell in row)
+    for group, row in zip(found.groups, score_rows(found), strict=True):
+        assert len(row) == len(SCORE_HEADERS)
+        assert list(row) in page.table_rows
+        assert row[1].startswith(f"{100 * (group.numbers['test_balanced_accuracy'].mean or 0):.1f}")
     assert page.headings[:3] == ["local and hyperfl and fedavg", "Did federation help?", "Result"]
     assert all(f"<li>{answer}</li>" in file.read_text() for answer in found.answers)
     assert len(page.figures) == 2
