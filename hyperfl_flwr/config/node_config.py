@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from flwr.app import Context
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
+from hyperfl_flwr.config.grouping import Grouping, owners_grouping
 from hyperfl_flwr.config.pretrained import owners_weights
 from hyperfl_flwr.config.run_config import RunConfig, explain
 from hyperfl_flwr.core.errors import ConfigError, RefusalError
@@ -29,7 +30,7 @@ from hyperfl_flwr.core.settings import (
     setting,
 )
 from hyperfl_flwr.core.similar_names import nearest
-from hyperfl_flwr.data.sample_format import expanded, is_local_data, local_data_path, path_hint
+from hyperfl_flwr.data.sample_format import is_local_data, local_data_path, path_hint, placed
 
 SIMULATED = "simulated"
 """Key that marks a node of an in-process simulation, of which the data have no owner."""
@@ -78,6 +79,10 @@ class NodeConfig(Section):
         "Folder of named data sets and relative paths. Not given: your cache folder.",
         values="absolute path",
     )
+    group_by: Grouping | Literal[""] = setting(
+        "", "`data.group-by` of the node's data. Not given: the run's, which must not be a pattern.",
+        values="`auto`, `none`, `folder`, regular expression",
+    )  # fmt: skip
     lpm_weights: str = setting(
         "",
         "Weights of pre-trained bodies, see `lpm.weights`. Not given: runs with such bodies are refused.",
@@ -165,7 +170,7 @@ class NodeConfig(Section):
     @field_validator(*_PATHS)
     @classmethod
     def _absolute(cls, value: str, info: ValidationInfo) -> str:
-        return value if info.field_name == "lpm_weights" and value == "auto" else absolute(_located(value, info))
+        return value if info.field_name == "lpm_weights" and value == "auto" else absolute(placed(value, info.context))
 
     @field_validator("secure_sum_only")
     @classmethod
@@ -181,7 +186,7 @@ class NodeConfig(Section):
             if str(local_data_path(value)) in (".", "PATH"):
                 raise ValueError(f"must name a file after npz: or a folder after folder:; got {value!r}")
             kind, _, path = value.partition(":")
-            return f"{kind}:{_located(path, info)}"
+            return f"{kind}:{placed(path, info.context)}"
         if value:
             from hyperfl_flwr.data.registry import DATASETS  # deferred: imports torch
 
@@ -279,6 +284,8 @@ class NodeConfig(Section):
                 "the run's dataset is a file or folder; only each node's owner may name one, as data in the node config"
             )
         named: dict[str, Scalar] = {"dataset": self.data} if self.data else {}
+        if grouping := self.group_by or owners_grouping(run_config, simulated=self.simulated):
+            named["data.group-by"] = grouping
         return RunConfig.from_flat({**run_config, **given, **named})
 
     def refuse_large(self, num_bytes: int) -> None:
@@ -291,10 +298,3 @@ class NodeConfig(Section):
             raise RefusalError(
                 f"a message has {megabytes:.1f} MB, but its owner allows max-message-mb = {self.max_message_mb:g}"
             )
-
-
-def _located(path: str, info: ValidationInfo) -> str:
-    """Return a path relative to the validation context's folder, if there is one."""
-    if not path or not info.context:
-        return path
-    return str(info.context["folder"] / expanded(path))

@@ -184,6 +184,7 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
                 input_shape=parse_shape(self.data.input_shape),
                 classes=parse_classes(self.data.classes),
                 normalisation=parse_normalisation(self.data.normalisation),
+                grouping=self.data.group_by,
                 seed=self.data.seed,
             ),
         )

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
+from hyperfl_flwr.config.grouping import Grouping
 from hyperfl_flwr.core.settings import (
     AbsolutePath,
     Auto,
@@ -75,6 +76,14 @@ class DataConfig(Section):
         0.0,
         "Share of each client's training samples that is held back and replaces its test samples, so that settings can "
         "be chosen without test data.",
+    )
+    group_by: Grouping = setting(
+        "auto",
+        "What keeps samples of the same subject, such as a patient, in one part of the data: training, validation or "
+        "test. `auto`: the key `groups` of an `npz` file. `folder`: the first folder below that of the class, for "
+        "`folder:`. A regular expression with one group: what the group matches in the path below the folder of the "
+        "class, such as `(p[0-9]+)_`. `none`: nothing.",
+        values="`auto`, `none`, `folder`, regular expression",
     )
     global_test: bool = setting(
         False, "After the last round, also evaluate each client on all test data of the data set."

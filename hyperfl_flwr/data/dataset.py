@@ -22,14 +22,25 @@ class Split:
             float32, finite.
         labels: [n], in 0..K-1.
         clients: [n], in 0..N-1, the client of each sample; None if the data set has no client ids.
+        groups: [n], the group of each sample, such as a patient, numbered as in the other part; None without groups.
     """
 
     images: ImageArray
     labels: IntArray
     clients: IntArray | None = None
+    groups: IntArray | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def chosen(self, indices: IntArray) -> "Split":
+        """Return some of the samples."""
+        return Split(
+            images=self.images[indices],
+            labels=self.labels[indices],
+            clients=None if self.clients is None else self.clients[indices],
+            groups=None if self.groups is None else self.groups[indices],
+        )
 
     def scaled(self, indices: IntArray) -> npt.NDArray[np.float32]:
         """Return the chosen images as a new array, float32 [n, C, H, W] in [0, 1], or feature vectors [n, D]."""
@@ -57,6 +68,7 @@ class Dataset:
         classes: Names of the classes 0..K-1; None if they are unknown.
         own_statistics: True if `mean` and `std` are those of a single owner's samples, so that each of them moves all
             normalised samples.
+        notes: What their user should know about the data, as sentences.
     """
 
     name: str
@@ -72,6 +84,7 @@ class Dataset:
     client_ids: tuple[str, ...] | None = None
     classes: tuple[str, ...] | None = None
     own_statistics: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def split_train_test(groups: IntArray, rng: np.random.Generator) -> tuple[IntArray, IntArray]:

@@ -21,7 +21,7 @@ from hyperfl_flwr.data.augmentation import Augmentation
 from hyperfl_flwr.data.dataset import Dataset, IntArray, Split
 from hyperfl_flwr.data.digests import Digests, digests
 from hyperfl_flwr.data.partition.allocation import class_counts, reuse_report
-from hyperfl_flwr.data.partition.assign import DataSettings, assign, limited, split_client_validation, split_validation
+from hyperfl_flwr.data.partition.assign import DataSettings, assign, limited, split_validation
 from hyperfl_flwr.data.registry import load_dataset
 
 __all__ = ["ClientData", "DataSettings", "FederatedData", "load_federated_data", "load_local_data", "normalised"]
@@ -220,7 +220,7 @@ def _local(settings: DataSettings, client: int, dataset: Dataset) -> FederatedDa
     test = limited(settings, len(dataset.test), settings.test_samples, "test")
     dataset = _with_settings(settings, dataset)
     if settings.validation_fraction:
-        train, test = split_client_validation(settings, client, train)
+        train, test = split_validation(settings, {client: train}, dataset.train)[client]
     no_indices = [np.arange(0) for _ in range(settings.num_clients)]
     of_train, of_test = list(no_indices), list(no_indices)
     of_train[client], of_test[client] = train, test
@@ -239,7 +239,8 @@ def _with_settings(settings: DataSettings, dataset: Dataset) -> Dataset:
 def _partitioned(settings: DataSettings, dataset: Dataset) -> FederatedData:
     name, train, test = assign(settings, dataset)
     if settings.validation_fraction:
-        train, test = split_validation(settings, train)
+        divided = split_validation(settings, dict(enumerate(train)), dataset.train)
+        train, test = ([parts[side] for parts in divided.values()] for side in (0, 1))
     dataset = _with_settings(settings, dataset)
     return FederatedData(dataset=dataset, partition=name, train=train, test=test)
 

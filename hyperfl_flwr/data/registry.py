@@ -12,6 +12,7 @@ from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.cache import cache_directory, fingerprint
 from hyperfl_flwr.data.dataset import Dataset, Split, channel_statistics
 from hyperfl_flwr.data.dataset_spec import DatasetSpec
+from hyperfl_flwr.data.grouped_split import AUTO, NONE
 from hyperfl_flwr.data.sample_format import UNCHANGED, SampleFormat, agreed, is_local_data, located, placeholder_of
 from hyperfl_flwr.data.sources import torchvision
 from hyperfl_flwr.data.sources.cinic10 import CINIC10
@@ -87,9 +88,14 @@ def _load(name: str, location: Path, _state: str, sample_format: SampleFormat) -
     """Load a data set; `_state` is only a part of the cache key, so that changed files are read again."""
     kind = placeholder_of(name)
     if kind == "npz:PATH":
-        dataset = read_npz(name, location)
+        dataset = read_npz(name, location, sample_format.grouping)
     elif kind == "folder:PATH":
         dataset = read_class_folders(name, location, sample_format)
+    elif sample_format.grouping not in (AUTO, NONE):
+        raise DataError(
+            f"data.group-by = {sample_format.grouping!r} is for folder: data, got {name}; set it to auto",
+            public="data.group-by is for folders, which its data are not",
+        )
     else:
         dataset = _load_named(name, location)
     return agreed(dataset, sample_format)

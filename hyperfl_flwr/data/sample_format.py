@@ -5,7 +5,7 @@ the same for all clients. If each client has only its own data, the settings mus
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,6 +33,7 @@ class SampleFormat:
         input_shape: Shape (C, H, W) of images; images in folders are converted to it. None for the shape of the data.
         classes: Names of the classes 0..K-1; None for the classes of the data.
         normalisation: Mean and standard deviation, per channel or one for all; None for those of the data set.
+        grouping: What keeps samples together in one part, see `hyperfl_flwr.data.grouped_split`.
         seed: Seed of the split of a folder into training and test data.
         cache: Folder for decoded images; None for the user's cache folder.
         has_owner: True if the data belong to one client, so that their statistics are not known to the others.
@@ -41,6 +42,7 @@ class SampleFormat:
     input_shape: tuple[int, int, int] | None = None
     classes: tuple[str, ...] | None = None
     normalisation: Normalisation | None = None
+    grouping: str = "auto"
     seed: int = 0
     cache: Path | None = None
     has_owner: bool = False
@@ -86,6 +88,11 @@ def expanded(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         raise ConfigError(f"{path!r} begins with the home folder of an unknown user; write it in full") from None
+
+
+def placed(path: str, context: Mapping[str, Path] | None) -> str:
+    """Return a path that may be relative to the `folder` of a validation context, if there is one."""
+    return str(context["folder"] / expanded(path)) if path and context else path
 
 
 def title_of(name: str) -> str:

@@ -135,6 +135,8 @@ def _data(node: NodeConfig, sample_format: SampleFormat) -> Iterator[Finding]:
     shape = " x ".join(str(size) for size in dataset.input_shape)
     counts = f"{len(dataset.train)} samples for training, {len(dataset.test)} for testing"
     yield ok("data", f"{node.data}: {shape}, {dataset.num_classes} classes, {counts}")
+    for note in dataset.notes:
+        yield warning("data", note, f"set group-by in {FILE}")
 
 
 def _novel_data(key: str, data: Path, output: str) -> Iterator[Finding]:

@@ -127,7 +127,7 @@ def _laid_out(
     samples = [len(data.train_indices(client)) for client in range(config.num_clients)]
     # Reconstruction is of images only.
     leaks = leak_warnings(config, samples) if len(data.dataset.input_shape) == 3 else []
-    warnings = [*notes, *strategy_of(config.method).warnings(resolved(config)), *leaks]
+    warnings = [*notes, *data.dataset.notes, *strategy_of(config.method).warnings(resolved(config)), *leaks]
     return SimulationPlan(
         settings=config.flat(),
         source=travelling_source(config.target),

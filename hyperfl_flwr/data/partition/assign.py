@@ -1,6 +1,6 @@
 """Assign samples to clients according to a federation's settings."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,7 +8,8 @@ import numpy as np
 
 from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.core.rng import numpy_generator
-from hyperfl_flwr.data.dataset import Dataset, IntArray
+from hyperfl_flwr.data.dataset import Dataset, IntArray, Split
+from hyperfl_flwr.data.grouped_split import split_groups
 from hyperfl_flwr.data.partition import registry as partitions
 from hyperfl_flwr.data.partition.allocation import class_counts
 from hyperfl_flwr.data.sample_format import UNCHANGED, SampleFormat
@@ -102,12 +103,17 @@ def assign(settings: DataSettings, dataset: Dataset) -> tuple[str, list[IntArray
     return name, train, test
 
 
-def split_validation(settings: DataSettings, train: Sequence[IntArray]) -> tuple[list[IntArray], list[IntArray]]:
-    """Divide every client's training samples into training and validation samples.
+def split_validation(
+    settings: DataSettings, train: Mapping[int, IntArray], data: Split
+) -> dict[int, tuple[IntArray, IntArray]]:
+    """Divide clients' training samples into training and validation samples.
+
+    Where the samples have groups, such as patients, a group is on the same side at all clients.
 
     Args:
         settings: Settings with the share of validation samples; their number is rounded half to even.
-        train: Positions of each client's training samples.
+        train: Positions of each client's training samples, by client.
+        data: The training data.
 
     Returns:
         Sorted positions of the training samples and of the validation samples of each client.
@@ -115,16 +121,33 @@ def split_validation(settings: DataSettings, train: Sequence[IntArray]) -> tuple
     Raises:
         DataError: If a client would have no training samples or no validation samples.
     """
-    kept, held = [], []
-    for client, indices in enumerate(train):
-        of_client = split_client_validation(settings, client, indices)
-        kept.append(of_client[0])
-        held.append(of_client[1])
-    return kept, held
+    if data.groups is None:
+        return {client: _held_back(settings, client, indices) for client, indices in train.items()}
+    used = np.unique(np.concatenate(list(train.values())))
+    if len(np.unique(data.groups[used])) < 2:
+        raise DataError(
+            "data.validation-fraction needs training samples of 2 or more groups, but all are of the same; set it to 0",
+            public="its training samples are of one group, too few for data.validation-fraction",
+        )
+    strata = data.labels if data.clients is None else data.clients
+    rng = numpy_generator(settings.seed, "validation")
+    _, held = split_groups(strata[used], data.groups[used], settings.validation_fraction, rng)
+    of_validation = np.zeros(len(data), dtype=bool)
+    of_validation[used[held]] = True
+    found = {}
+    for client, indices in train.items():
+        found[client] = indices[~of_validation[indices]], indices[of_validation[indices]]
+        if not all(map(len, found[client])):
+            raise DataError(
+                f"data.validation-fraction must leave every client training and validation samples, but client "
+                f"{client} would have {len(found[client][0])} and {len(found[client][1])}, since its samples are "
+                f"divided by whole groups (data.group-by); give each client more groups, or set the fraction to 0"
+            )
+    return found
 
 
-def split_client_validation(settings: DataSettings, client: int, indices: IntArray) -> tuple[IntArray, IntArray]:
-    """Divide one client's training samples, see `split_validation`."""
+def _held_back(settings: DataSettings, client: int, indices: IntArray) -> tuple[IntArray, IntArray]:
+    """Divide one client's training samples without groups."""
     count = round(settings.validation_fraction * len(indices))
     if not 0 < count < len(indices):
         raise DataError(

@@ -6,13 +6,15 @@
     PATH/CLASS/*.png                                   all data; a quarter of each class becomes the test data
 
 The names of the folders are the classes, numbered in alphabetical order unless the federation lists them. Images may
-lie in subfolders of their class's folder. Names that begin with a dot are skipped, and so are other folders next to
+lie in subfolders of their class's folder, for example one for each patient; `data.group-by` keeps those of one group
+together. Names that begin with a dot are skipped, and so are other folders next to
 `train` and `test`. Images are decoded once; later processes map the decoded arrays from a cache that only its owner can
 read.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,15 +23,40 @@ import numpy.typing as npt
 from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.data.cache import Arrays, fingerprint, load_or_build
-from hyperfl_flwr.data.dataset import Dataset, IntArray, Split, split_train_test
+from hyperfl_flwr.data.dataset import TEST_FRACTION, Dataset, IntArray, Split, split_train_test
+from hyperfl_flwr.data.grouped_split import (
+    AUTO,
+    NONE,
+    group_names,
+    numbered,
+    refuse_shared,
+    split_groups,
+)
 from hyperfl_flwr.data.sample_format import HALF, SampleFormat
 from hyperfl_flwr.data.sources.image_files import SUFFIXES, Shape, decode, describe_shape, files_below, is_image
 
 Images = Mapping[str, Sequence[Path]]
 """Image files by the name of their class."""
 
-Labelled = tuple[Sequence[Path], IntArray]
-"""Image files and their labels."""
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Part:
+    """Image files of one part of the data.
+
+    Attributes:
+        files: The files [n].
+        labels: Their labels [n].
+        groups: Their groups [n]; None without groups.
+    """
+
+    files: Sequence[Path]
+    labels: IntArray
+    groups: IntArray | None = None
+
+    def chosen(self, numbers: IntArray) -> "Part":
+        """Return some of the files."""
+        groups = None if self.groups is None else self.groups[numbers]
+        return Part(files=[self.files[number] for number in numbers], labels=self.labels[numbers], groups=groups)
 
 
 def read_class_folders(name: str, path: Path, sample_format: SampleFormat) -> Dataset:
@@ -50,13 +77,14 @@ def read_class_folders(name: str, path: Path, sample_format: SampleFormat) -> Da
     parts = _parts(path)
     _check_classes(path, parts, sample_format.classes)
     classes = sample_format.classes or tuple(sorted({label for images in parts.values() for label in images}))
-    labelled = {part: _labelled(images, classes) for part, images in parts.items()}
+    labelled = _grouped(path, {part: _labelled(images, classes) for part, images in parts.items()}, sample_format)
     if "all" in labelled:
-        labelled = _split(path, *labelled["all"], sample_format.seed)
+        labelled = _split(path, labelled["all"], sample_format.seed)
     # The labels come from the folders on every call; only the images, which are slow to decode, are cached.
-    arrays = _decoded(path, {part: files for part, (files, _) in labelled.items()}, sample_format)
+    arrays = _decoded(path, {name: part.files for name, part in labelled.items()}, sample_format)
     train, test = (
-        Split(images=arrays[f"{part}_images"], labels=labels) for part, (_, labels) in sorted(labelled.items())[::-1]
+        Split(images=arrays[f"{name}_images"], labels=part.labels, groups=part.groups)
+        for name, part in sorted(labelled.items())[::-1]
     )
     _, *shape = map(int, train.images.shape)
     return Dataset(
@@ -71,6 +99,7 @@ def read_class_folders(name: str, path: Path, sample_format: SampleFormat) -> Da
         train_samples=None,
         test_samples=None,
         classes=classes,
+        notes=_notes(path, parts) if sample_format.grouping == AUTO else (),
     )
 
 
@@ -135,20 +164,60 @@ def _check_classes(path: Path, parts: Mapping[str, Images], listed: tuple[str, .
         raise DataError(f"{path} must contain two or more classes, got {count}; add some, or list them in data.classes")
 
 
-def _labelled(images: Images, classes: Sequence[str]) -> Labelled:
+def _labelled(images: Images, classes: Sequence[str]) -> Part:
     labels = np.repeat(np.arange(len(classes)), [len(images.get(label, ())) for label in classes])
-    return [file for label in classes for file in images.get(label, ())], labels.astype(np.int64)
+    return Part(files=[file for label in classes for file in images.get(label, ())], labels=labels.astype(np.int64))
 
 
-def _split(path: Path, files: Sequence[Path], labels: IntArray, seed: int) -> dict[str, Labelled]:
-    """Split off a quarter of each class as test data."""
-    if np.bincount(labels).max() < 2:
+def _below_class(path: Path, part: str, file: Path) -> tuple[str, ...]:
+    """Return the parts of an image's path below the folder of its class."""
+    return file.relative_to(path if part == "all" else path / part).parts[1:]
+
+
+def _grouped(path: Path, parts: Mapping[str, Part], sample_format: SampleFormat) -> dict[str, Part]:
+    """Return the parts with the groups of their images, if any were asked for."""
+    if sample_format.grouping in (AUTO, NONE):
+        return dict(parts)
+    names = [
+        group_names(["/".join(_below_class(path, name, file)) for file in part.files], sample_format.grouping, name)
+        for name, part in parts.items()
+    ]
+    groups = dict(zip(parts, numbered(*names), strict=True))
+    if "train" in groups:
+        refuse_shared(groups["train"], groups["test"], str(path))
+    return {name: replace(part, groups=groups[name]) for name, part in parts.items()}
+
+
+def _notes(path: Path, parts: Mapping[str, Images]) -> tuple[str, ...]:
+    """Return a note if images lie in folders below those of the classes, which suggest groups."""
+    of_part = {part: [file for files in images.values() for file in files] for part, images in parts.items()}
+    below = [file for part, files in of_part.items() for file in files if len(_below_class(path, part, file)) > 1]
+    if not below:
+        return ()
+    return (
+        f"{len(below)} of {sum(map(len, of_part.values()))} images of {path} lie in folders below those of the "
+        f"classes, such as {below[0].parent.name}; if each belongs to a patient or another subject, set "
+        f"data.group-by=folder, so that none is on both sides of the split, which makes accuracies too high; otherwise "
+        f"data.group-by=none",
+    )
+
+
+def _split(path: Path, whole: Part, seed: int) -> dict[str, Part]:
+    """Split off a quarter of each class, or about a quarter of the groups, as test data."""
+    rng = numpy_generator(seed, "folder", "split")
+    if whole.groups is not None:
+        if len(np.unique(whole.groups)) < 2:
+            raise DataError(
+                f"{path} must have images of 2 or more groups (data.group-by), one of them for the test, but all have "
+                f"the same; add images of others",
+                public="all its samples are of one group (data.group-by)",
+            )
+        train, test = split_groups(whole.labels, whole.groups, TEST_FRACTION, rng)
+    elif np.bincount(whole.labels).max() < 2:
         raise DataError(f"{path} must have a class with 2 or more images, one of them for the test; add images")
-    train, test = split_train_test(labels, numpy_generator(seed, "folder", "split"))
-    return {
-        part: ([files[number] for number in chosen], labels[chosen])
-        for part, chosen in (("train", train), ("test", test))
-    }
+    else:
+        train, test = split_train_test(whole.labels, rng)
+    return {"train": whole.chosen(train), "test": whole.chosen(test)}
 
 
 def _decoded(path: Path, files: Mapping[str, Sequence[Path]], sample_format: SampleFormat) -> Arrays:

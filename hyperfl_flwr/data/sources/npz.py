@@ -11,6 +11,8 @@ test_images or test_features, and      as above; without them a quarter of the d
 test_labels (optional)                 the test data: of every client, or of every class if there are no clients
 test_clients (optional)                [n_test], ids that occur in `clients`; without them the test data are divided
                                        among the clients like a common pool
+groups, test_groups (optional)         [n] and [n_test], the group of each sample, such as a patient: integers or
+                                       strings; a group is in one part only, unless data.group-by is none
 =====================================  ==============================================================================
 
 Float pixels may be NaN (a federation must survive a client with broken data), but not infinite. They stay floats; files
@@ -19,7 +21,7 @@ training samples, like the channels of images. Other keys are not read. Every pr
 never copied to the cache, since it may be private.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +29,32 @@ import numpy as np
 import numpy.typing as npt
 
 from hyperfl_flwr.core.checked_files import MalformedFileError, check_members, open_archive, read_array
-from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.core.rng import numpy_generator
-from hyperfl_flwr.data.dataset import Dataset, ImageArray, IntArray, Split, channel_statistics, split_train_test
+from hyperfl_flwr.data.dataset import (
+    TEST_FRACTION,
+    Dataset,
+    ImageArray,
+    IntArray,
+    Split,
+    channel_statistics,
+    split_train_test,
+)
+from hyperfl_flwr.data.grouped_split import AUTO, NONE, split_groups
+from hyperfl_flwr.data.sources.npz_columns import RawArrays, client_numbers, group_numbers, match_clients, wrong
 
 _KINDS = ("images", "features")
-_OTHERS = ("labels", "clients", "test_labels", "test_clients")
+_OTHERS = ("labels", "clients", "groups", "test_labels", "test_clients", "test_groups")
 _CHANNELS = (1, 3)
 _SPLIT_SEED = 0
 
-_RawArrays = Mapping[str, npt.NDArray[Any]]
 
-
-def read_npz(name: str, path: Path) -> Dataset:
+def read_npz(name: str, path: Path, grouping: str = AUTO) -> Dataset:
     """Read a data set from a `.npz` file.
 
     Args:
         name: The data set's name.
         path: The file; see the module's docstring for its contents.
+        grouping: `auto` to use the key `groups`, `none` to ignore it.
 
     Returns:
         The data set, without augmentation and recommended sizes, normalised by its training samples.
@@ -53,10 +63,14 @@ def read_npz(name: str, path: Path) -> Dataset:
         DataError: If the file is missing, is not an `.npz` file, or has invalid content.
     """
     arrays = _read_arrays(path)
+    if grouping not in (AUTO, NONE):
+        raise wrong(path, f"data.group-by = {grouping!r} is for folders", "store the key groups, and set it to auto")
+    if grouping == NONE:
+        arrays = {key: array for key, array in arrays.items() if not key.endswith("groups")}
     train, test, client_ids = _splits(arrays, path)
     num_classes = int(max(train.labels.max(), test.labels.max())) + 1
     if num_classes > len(train) + len(test):
-        raise _error(
+        raise wrong(
             path,
             f"labels must be 0..K-1 with at most as many classes as samples, got the label {num_classes - 1}",
             "renumber the classes from 0",
@@ -89,7 +103,7 @@ def read_samples(path: Path) -> tuple[ImageArray, list[str]]:
     arrays, others = _open(path)
     kinds = [kind for kind in _KINDS if kind in arrays]
     if len(kinds) != 1:
-        raise _error(
+        raise wrong(
             path, f"must have the key images or features, got {' and '.join(kinds) or 'neither'}", "store one of them"
         )
     return _reader(kinds[0])(arrays[kinds[0]], kinds[0], path), [key for key in (*arrays, *others) if key != kinds[0]]
@@ -105,28 +119,24 @@ def read_labels(path: Path, count: int) -> IntArray | None:
     return _labels(arrays["labels"], "labels", count, path) if "labels" in arrays else None
 
 
-def _error(path: Path, problem: str, remedy: str) -> DataError:
-    return DataError(f"{path}: {problem}; {remedy}")
-
-
-def _read_arrays(path: Path) -> _RawArrays:
+def _read_arrays(path: Path) -> RawArrays:
     """Read all known arrays of the file, and check that none is missing."""
     arrays, _ = _open(path)
     if missing := _missing(arrays):
-        raise _error(
+        raise wrong(
             path, f"must have the keys {', '.join(missing)}, got only {', '.join(arrays) or 'other keys'}", "add them"
         )
     if kinds := [key for key in arrays if key.removeprefix("test_") != _kind(arrays) and key not in _OTHERS]:
-        raise _error(
+        raise wrong(
             path, f"must have either images or features, got {_kind(arrays)} and {', '.join(kinds)}", "drop one kind"
         )
     return arrays
 
 
-def _open(path: Path) -> tuple[_RawArrays, list[str]]:
+def _open(path: Path) -> tuple[RawArrays, list[str]]:
     """Return all known arrays of the file, without unpickling, and the names of the other members."""
     if not path.is_file():
-        raise _error(path, "must be an existing .npz file", "check the path after npz:")
+        raise wrong(path, "must be an existing .npz file", "check the path after npz:")
     keys = (*_KINDS, *(f"test_{kind}" for kind in _KINDS), *_OTHERS)
     try:
         with open_archive(path) as archive:
@@ -135,7 +145,7 @@ def _open(path: Path) -> tuple[_RawArrays, list[str]]:
             check_members(archive, members.values())
             arrays = {key: read_array(archive, name) for key, name in members.items()}
     except (OSError, MalformedFileError) as error:
-        raise _error(
+        raise wrong(
             path,
             f"must be an .npz archive of plain arrays, but {error}",
             "write it with numpy.savez from arrays of numbers and strings",
@@ -147,12 +157,12 @@ def _reader(kind: str) -> Callable[[npt.NDArray[Any], str, Path], ImageArray]:
     return _images if kind == "images" else _features
 
 
-def _kind(arrays: _RawArrays) -> str:
+def _kind(arrays: RawArrays) -> str:
     """Return the key of the training samples."""
     return "images" if "images" in arrays else "features"
 
 
-def _missing(arrays: _RawArrays) -> list[str]:
+def _missing(arrays: RawArrays) -> list[str]:
     missing = [] if any(kind in arrays for kind in _KINDS) else ["images or features"]
     missing += [] if "labels" in arrays else ["labels"]
     test = f"test_{_kind(arrays)}"
@@ -163,47 +173,64 @@ def _missing(arrays: _RawArrays) -> list[str]:
     return missing
 
 
-def _splits(arrays: _RawArrays, path: Path) -> tuple[Split, Split, tuple[str, ...] | None]:
+def _splits(arrays: RawArrays, path: Path) -> tuple[Split, Split, tuple[str, ...] | None]:
     kind = _kind(arrays)
     read = _reader(kind)
     images = read(arrays[kind], kind, path)
     labels = _labels(arrays["labels"], "labels", len(images), path)
-    clients, ids = _client_numbers(arrays, len(images), path)
+    clients, ids = client_numbers(arrays, len(images), path)
     names = None if ids is None else tuple(str(name) for name in ids)
     if (test_kind := f"test_{kind}") not in arrays:
-        return (*_split(images, labels, clients, path), names)
+        groups, _ = group_numbers(arrays, len(images), None, path)
+        return (*_split(Split(images=images, labels=labels, clients=clients, groups=groups), path), names)
     test_images = read(arrays[test_kind], test_kind, path)
     if (of_test := test_images.shape[1:]) != (of_train := images.shape[1:]):
         shapes = (
             f"{of_test} and {of_train} (C, H, W)" if kind == "images" else f"lengths {of_test[0]} and {of_train[0]}"
         )
-        raise _error(path, f"{test_kind} must have the shape of {kind}, got {shapes}", "convert one of them")
+        raise wrong(path, f"{test_kind} must have the shape of {kind}, got {shapes}", "convert one of them")
     test_labels = _labels(arrays["test_labels"], "test_labels", len(test_images), path)
     test_clients = None
     if ids is not None and "test_clients" in arrays:
-        test_clients = _match_clients(arrays["test_clients"], ids, len(test_images), path)
-    train = Split(images=images, labels=labels, clients=clients)
-    return train, Split(images=test_images, labels=test_labels, clients=test_clients), names
+        test_clients = match_clients(arrays["test_clients"], ids, len(test_images), path)
+    groups, test_groups = group_numbers(arrays, len(images), len(test_images), path)
+    train = Split(images=images, labels=labels, clients=clients, groups=groups)
+    return train, Split(images=test_images, labels=test_labels, clients=test_clients, groups=test_groups), names
 
 
-def _split(images: ImageArray, labels: IntArray, clients: IntArray | None, path: Path) -> tuple[Split, Split]:
-    """Split off a quarter of the data as test data."""
-    groups = labels if clients is None else clients
-    smallest = int(np.bincount(groups)[np.unique(groups)].min())
-    if (clients is not None and smallest < 2) or len(images) < 2:
-        raise _error(
+def _split(whole: Split, path: Path) -> tuple[Split, Split]:
+    """Split off a quarter of the data as test data: of each client or class, or about that of whole groups."""
+    strata, rng = whole.labels if whole.clients is None else whole.clients, numpy_generator(_SPLIT_SEED, "npz", "split")
+    smallest = int(np.bincount(strata)[np.unique(strata)].min())
+    if (whole.clients is not None and smallest < 2) or len(whole) < 2:
+        raise wrong(
             path,
             f"without test data every client must have 2 or more samples, one of them for the test, got {smallest}",
             "add samples, or add test data and test_labels",
         )
-    train, test = split_train_test(groups, numpy_generator(_SPLIT_SEED, "npz", "split"))
+    if whole.groups is None:
+        train, test = split_train_test(strata, rng)
+    elif len(np.unique(whole.groups)) < 2:
+        raise wrong(path, "must have 2 or more groups, one of them for the test, got 1", "add samples of others")
+    else:
+        train, test = split_groups(strata, whole.groups, TEST_FRACTION, rng)
+        _refuse_one_sided(whole, train, test, path)
     if len(test) == 0:
-        raise _error(path, "must have a class with 2 or more samples, one of them for the test", "add test data")
-    parts = [
-        Split(images=images[part], labels=labels[part], clients=None if clients is None else clients[part])
-        for part in (train, test)
-    ]
-    return parts[0], parts[1]
+        raise wrong(path, "must have a class with 2 or more samples, one of them for the test", "add test data")
+    return whole.chosen(train), whole.chosen(test)
+
+
+def _refuse_one_sided(whole: Split, train: IntArray, test: IntArray, path: Path) -> None:
+    """Refuse a division by groups that leaves a client without training or without test samples."""
+    if whole.clients is None:
+        return
+    for part, name in ((train, "training"), (test, "test")):
+        if without := np.setdiff1d(whole.clients, whole.clients[part]).size:
+            raise wrong(
+                path,
+                f"divided by whole groups, {without} clients have no {name} samples",
+                "give every client samples of more groups, or add test data and test_labels",
+            )
 
 
 def _images(array: npt.NDArray[Any], key: str, path: Path) -> ImageArray:
@@ -214,23 +241,23 @@ def _images(array: npt.NDArray[Any], key: str, path: Path) -> ImageArray:
         first, last = array.shape[1] in _CHANNELS, array.shape[3] in _CHANNELS
         if first == last:
             problem = "must have only one axis of 1 or 3 channels in" if first else "must have 1 or 3 channels in"
-            raise _error(path, f"{problem} {key} of shape {array.shape}", "store it as [n, C, H, W] or [n, H, W, C]")
+            raise wrong(path, f"{problem} {key} of shape {array.shape}", "store it as [n, C, H, W] or [n, H, W, C]")
         array = array if first else array.transpose(0, 3, 1, 2)
     else:
-        raise _error(
+        raise wrong(
             path,
             f"{key} must have 3 or 4 dimensions, got the shape {array.shape}",
             "store it as [n, H, W], or vectors as features",
         )
     if array.size == 0:
-        raise _error(path, f"{key} must not be empty, got the shape {array.shape}", "add images")
+        raise wrong(path, f"{key} must not be empty, got the shape {array.shape}", "add images")
     if array.dtype == np.uint8:
         return np.ascontiguousarray(array)
     if array.dtype.kind != "f":
-        raise _error(path, f"{key} must be uint8 or floats in [0, 1], got {array.dtype}", "convert it")
+        raise wrong(path, f"{key} must be uint8 or floats in [0, 1], got {array.dtype}", "convert it")
     outside = array[~np.isnan(array) & ((array < 0) | (array > 1))]
     if outside.size:
-        raise _error(
+        raise wrong(
             path, f"{key} must be in [0, 1] if they are floats, got {outside[0]}", "divide by 255 or store uint8"
         )
     return np.ascontiguousarray(array, dtype=np.float32)
@@ -239,14 +266,14 @@ def _images(array: npt.NDArray[Any], key: str, path: Path) -> ImageArray:
 def _features(array: npt.NDArray[Any], key: str, path: Path) -> ImageArray:
     """Check feature vectors [n, D]."""
     if array.ndim != 2 or array.size == 0:
-        raise _error(path, f"{key} must be vectors [n, D], got the shape {array.shape}", "store images as images")
+        raise wrong(path, f"{key} must be vectors [n, D], got the shape {array.shape}", "store images as images")
     if array.dtype.kind != "f":
-        raise _error(path, f"{key} must be floats, got {array.dtype}", "convert it")
+        raise wrong(path, f"{key} must be floats, got {array.dtype}", "convert it")
     with np.errstate(over="ignore"):  # values too large for float32 become infinite and are reported below
         vectors = np.ascontiguousarray(array, dtype=np.float32)
     broken = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if broken.size:
-        raise _error(
+        raise wrong(
             path,
             f"{key} must be finite float32 numbers, but {broken.size} of {len(vectors)} vectors are not, the first is "
             f"number {broken[0]}",
@@ -257,44 +284,9 @@ def _features(array: npt.NDArray[Any], key: str, path: Path) -> ImageArray:
 
 def _labels(array: npt.NDArray[Any], key: str, count: int, path: Path) -> IntArray:
     if array.dtype.kind not in "iu" or array.shape != (count,):
-        raise _error(
+        raise wrong(
             path, f"{key} must be {count} integers, one per sample, got {array.dtype} of shape {array.shape}", "fix it"
         )
     if array.min() < 0:
-        raise _error(path, f"{key} must be 0..K-1, got {array.min()}", "renumber the classes from 0")
+        raise wrong(path, f"{key} must be 0..K-1, got {array.min()}", "renumber the classes from 0")
     return array.astype(np.int64)
-
-
-def _client_column(array: npt.NDArray[Any], key: str, count: int, path: Path) -> npt.NDArray[Any]:
-    if array.dtype.kind not in "iuUS" or array.shape != (count,):
-        raise _error(
-            path,
-            f"{key} must be {count} integers or strings, one per sample, got {array.dtype} of shape {array.shape}",
-            "fix it",
-        )
-    return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
-
-
-def _client_numbers(arrays: _RawArrays, count: int, path: Path) -> tuple[IntArray | None, npt.NDArray[Any] | None]:
-    """Number the client ids 0..N-1 in sorted order."""
-    if "clients" not in arrays:
-        return None, None
-    ids, numbers = np.unique(_client_column(arrays["clients"], "clients", count, path), return_inverse=True)
-    return numbers.astype(np.int64), ids
-
-
-def _match_clients(array: npt.NDArray[Any], ids: npt.NDArray[Any], count: int, path: Path) -> IntArray:
-    """Number test clients like the training clients, and check that each of them has test data."""
-    column = _client_column(array, "test_clients", count, path)
-    same_kind = (column.dtype.kind in "US") == (ids.dtype.kind in "US")
-    unknown = np.setdiff1d(column, ids) if same_kind else np.unique(column)
-    if unknown.size:
-        raise _error(path, f"test_clients must occur in clients, got {unknown[0]!r}", "remove or rename it")
-    without = np.setdiff1d(ids, column)
-    if without.size:
-        raise _error(
-            path,
-            f"every client must have test data, but client {without[0]!r} has none",
-            "add some, or drop test_clients",
-        )
-    return np.searchsorted(ids, column).astype(np.int64)

@@ -1,0 +1,83 @@
+"""Read the columns of a numpy `.npz` file that name something of each sample: clients and groups."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.data.dataset import IntArray
+from hyperfl_flwr.data.grouped_split import numbered, refuse_shared
+
+RawArrays = Mapping[str, npt.NDArray[Any]]
+"""Arrays of a file by key."""
+
+
+def wrong(path: Path, problem: str, remedy: str) -> DataError:
+    """Return the error for a file: what is wrong with it, and what to do."""
+    return DataError(f"{path}: {problem}; {remedy}")
+
+
+def group_numbers(arrays: RawArrays, train: int, test: int | None, path: Path) -> tuple[IntArray | None, ...]:
+    """Number the groups of the training and of the test samples, equal names as the same number.
+
+    Args:
+        arrays: Arrays of the file.
+        train: Number of training samples.
+        test: Number of test samples; None without test data.
+        path: The file.
+
+    Returns:
+        The groups of the training and of the test samples; None where the file has none.
+
+    Raises:
+        DataError: If a column is wrong, or a group is in both.
+    """
+    if "test_groups" in arrays and ("groups" not in arrays or test is None):
+        raise wrong(path, "test_groups need groups and test data", "add them, or drop test_groups")
+    if "groups" not in arrays:
+        return None, None
+    columns = [_column(arrays["groups"], "groups", train, path)]
+    if test is None or "test_groups" not in arrays:
+        return numbered(*columns)[0], None
+    columns.append(_column(arrays["test_groups"], "test_groups", test, path))
+    groups, of_test = numbered(*columns)
+    refuse_shared(groups, of_test, str(path))
+    return groups, of_test
+
+
+def _column(array: npt.NDArray[Any], key: str, count: int, path: Path) -> npt.NDArray[Any]:
+    if array.dtype.kind not in "iuUS" or array.shape != (count,):
+        raise wrong(
+            path,
+            f"{key} must be {count} integers or strings, one per sample, got {array.dtype} of shape {array.shape}",
+            "fix it",
+        )
+    return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
+
+
+def client_numbers(arrays: RawArrays, count: int, path: Path) -> tuple[IntArray | None, npt.NDArray[Any] | None]:
+    """Number the client ids 0..N-1 in sorted order."""
+    if "clients" not in arrays:
+        return None, None
+    ids, numbers = np.unique(_column(arrays["clients"], "clients", count, path), return_inverse=True)
+    return numbers.astype(np.int64), ids
+
+
+def match_clients(array: npt.NDArray[Any], ids: npt.NDArray[Any], count: int, path: Path) -> IntArray:
+    """Number test clients like the training clients, and check that each of them has test data."""
+    column = _column(array, "test_clients", count, path)
+    same_kind = (column.dtype.kind in "US") == (ids.dtype.kind in "US")
+    unknown = np.setdiff1d(column, ids) if same_kind else np.unique(column)
+    if unknown.size:
+        raise wrong(path, f"test_clients must occur in clients, got {unknown[0]!r}", "remove or rename it")
+    without = np.setdiff1d(ids, column)
+    if without.size:
+        raise wrong(
+            path,
+            f"every client must have test data, but client {without[0]!r} has none",
+            "add some, or drop test_clients",
+        )
+    return np.searchsorted(ids, column).astype(np.int64)
