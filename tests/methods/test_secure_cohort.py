@@ -79,7 +79,8 @@ def test_an_evaluation_has_numbers_only(make_settings: MakeSettings, tmp_path: P
     for client in range(5):
         member = grid.member(client, tmp_path)
         found.append(member.evaluate([grid.initial[key] for key in member.keys()], JOB)[2])  # noqa: SIM118 - Flower's
-    assert set(tally.means) == {"aggregate-accuracy", "aggregate-loss", "aggregate-global-accuracy"}
+    scores = {f"aggregate-{name}" for name in ("accuracy", "loss", "balanced-accuracy", "macro-f1")}
+    assert set(tally.means) == {*scores, "aggregate-global-accuracy"}
     for name, mean in tally.means.items():
         assert mean == pytest.approx(np.mean([each[name] for each in found]), abs=2**-13)
 

@@ -78,6 +78,7 @@ def test_the_node_reads_at_run_time_what_was_checked(tmp_path: Path) -> None:
     text = """
         data = "npz:mine.npz"
         data-root = "sets"
+        group-by = "(p[0-9]+)_"
         lpm-weights = "body.pth"
         device = "cuda:1"
         threads = 3
@@ -139,8 +140,8 @@ def test_all_that_is_wrong_is_told_together(tmp_path: Path) -> None:
         "  - max-message-mb must be a valid number; got '1'",
         "  - novel-delta must be less than 1; got 1.0",
         "  - novel-epsilon must be greater than 0; got 0",
-        "  - qqqq is unknown; known are data, data-root, lpm-weights, device, threads, worker, state-dir, keep-model, "
-        "max-message-mb, mixing-key-file, min-cohort, max-colluding, peers-file, identity-key-file, secure-sum-only, "
+        "  - qqqq is unknown; known are data, data-root, group-by, lpm-weights, device, threads, worker, state-dir, "
+        "keep-model, max-message-mb, mixing-key-file, min-cohort, max-colluding, peers-file, identity-key-file, secure-sum-only, "
         "max-epsilon, max-epsilon-delta, novel-data, novel-output, novel-epsilon, novel-delta, join-data",
         "  - threads must be 'auto' or must be greater than 0; got 0",
     ]
