@@ -27,7 +27,7 @@ from hyperfl_flwr.runs import manifest
 from hyperfl_flwr.runs.privacy_statement import statement_text
 from hyperfl_flwr.runs.resume import begun_rounds, refuse_other_nodes, resume_round
 from hyperfl_flwr.runs.run_directory import DEPLOYMENT, RunDirectory, new_run_name, read_manifest, refuse_used_directory
-from hyperfl_flwr.runs.summary import majority_text, summarise, target_text
+from hyperfl_flwr.runs.summary import fall_text, majority_text, summarise, target_text
 from hyperfl_flwr.server.federation import refuse_other_source
 from hyperfl_flwr.server.membership import Announce, Roster
 from strategies.engine.context import SecureContext
@@ -150,7 +150,7 @@ def _train(
     directory.write_json("summary.json", summary)
     if text := target_text(config.target_accuracy, summary):
         announce(f"target-accuracy: {text}")
-    if text := majority_text(summary):
+    for text in filter(None, (majority_text(summary), fall_text(summary))):
         log(logging.WARNING, "%s", text)
     if text := statement_text(summary["privacy"]):
         announce(f"privacy: {text}")

@@ -17,7 +17,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.methods import METHODS, method_sections
 from hyperfl_flwr.results.differences import Client, Difference, Spread
 from hyperfl_flwr.runs.run_directory import has_secure_sums, read_manifest, settings_of
-from hyperfl_flwr.runs.summary import SCORES, majority_text, summarise
+from hyperfl_flwr.runs.summary import SCORES, fall_text, majority_text, summarise
 
 LOCAL = "local"
 """The method that the others are compared with: training alone, which sends nothing."""
@@ -247,7 +247,8 @@ def _notes(groups: Sequence[Group], reference: Group) -> list[str]:
         notes.append(f"Not complete: {', '.join(unfinished)}.")
     if len({run.summary["rounds"] for run in runs}) > 1:
         notes.append("The runs have different numbers of rounds.")
-    notes += [f"{run.path.name}: {text}." for run in runs if (text := majority_text(run.summary))]
+    for found in (majority_text, fall_text):
+        notes += [f"{run.path.name}: {text}." for run in runs if (text := found(run.summary))]
     if any(has_secure_sums(run.manifest) for run in runs):
         notes.append("Numbers of single clients are not known of runs with secure sums; their clients are not paired.")
     elif any(group.difference is None for group in groups if group is not reference):

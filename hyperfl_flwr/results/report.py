@@ -28,7 +28,7 @@ from hyperfl_flwr.runs.run_directory import (
     settings_of,
     trained_settings,
 )
-from hyperfl_flwr.runs.summary import NOT_KNOWN, SCORES, LastTraining, majority_text, summarise
+from hyperfl_flwr.runs.summary import NOT_KNOWN, SCORES, LastTraining, fall_text, majority_text, summarise
 
 MOST_FAILURES = 100
 """Largest number of failures that the report lists; a long run may have thousands, and all are in its folder."""
@@ -85,6 +85,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         state=_state(manifest, summary),
         problem=manifest["problem"],
         majority=majority_text(summary),
+        fall=fall_text(summary),
         secure_sums=_secure_sums(manifest, summary) if has_secure_sums(manifest) else "",
         privacy=statement_text(summary["privacy"]),
         data=_described(data),

@@ -26,6 +26,9 @@ OF_SINGLE_CLIENTS = frozenset(
 )  # fmt: skip
 """Numbers of a summary that are None in a run with secure sums; deviation and interval only in one of few clients."""
 
+FALLEN = 0.01
+"""Least fall of a mean accuracy since its best round that is worth a warning, a share."""
+
 SCORES = ("balanced_accuracy", "macro_f1", "auc")
 """Means over the clients that stand beside their accuracy."""
 
@@ -87,6 +90,8 @@ def summarise(path: Path) -> dict[str, Any]:
         **{f"test_{name}_aggregate": evaluation.get(f"aggregate_{name}") for name in SCORES},
         "global_test_accuracy": rounds[-1].get("personalized_global_accuracy"),
         "global_test_accuracy_aggregate": evaluation.get("aggregate_global_accuracy"),
+        **_best(rounds, "personalized_accuracy", ""),
+        **_best([record for record in records if record["kind"] == "aggregate"], "aggregate_accuracy", "_aggregate"),
         "rounds_to_target": _first_round(records, "train", "personalized_accuracy", target),
         "rounds_to_target_aggregate": _first_round(records, "aggregate", "aggregate_accuracy", target),
         "seconds_per_round": _median(rounds, "seconds"),
@@ -116,6 +121,18 @@ def majority_text(summary: Mapping[str, Any]) -> str:
     return (
         f"the personalized accuracy, {100 * accuracy:.2f} %, is not above {100 * share:.2f} %, that of always saying "
         f"each client's most common class"
+    )
+
+
+def fall_text(summary: Mapping[str, Any]) -> str:
+    """Return a warning if the mean personalized accuracy was higher in an earlier round; else nothing."""
+    best, last = summary["best_accuracy"], summary["test_accuracy"]
+    if best is None or last is None or best - last < FALLEN:
+        return ""
+    return (
+        f"the mean personalized accuracy was highest after round {summary['best_round']}, {100 * best:.2f} %, and has "
+        f"fallen to {100 * last:.2f} %; a smaller num-rounds or learning-rate may be better: choose it on validation "
+        f"data (data.validation-fraction)"
     )
 
 
@@ -193,6 +210,13 @@ def _client_state_bytes(path: Path, *, is_simulated: bool) -> int | None:
 
 def _median(rounds: Sequence[Record], name: str) -> float:
     return float(statistics.median(record[name] for record in rounds))
+
+
+def _best(records: Sequence[Record], name: str, part: str) -> dict[str, Any]:
+    """Return the round with the highest mean accuracy, the first of several, and that accuracy."""
+    known = [record for record in records if name in record]
+    best: Record = max(known, key=lambda record: float(record[name]), default={})
+    return {f"best_round{part}": best.get("round"), f"best_accuracy{part}": best.get(name)}
 
 
 def _first_round(records: Sequence[Record], kind: str, name: str, target: float) -> int | None:

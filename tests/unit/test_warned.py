@@ -1,0 +1,58 @@
+"""Warnings where the models are no better than always saying the most common class, and where training got worse."""
+
+import json
+
+from federations import Federate
+
+from hyperfl_flwr.results.compare import compare
+from hyperfl_flwr.results.report import write_report
+from hyperfl_flwr.runs.run_directory import read_metrics
+from hyperfl_flwr.runs.summary import fall_text, majority_text, summarise
+
+TEXT = "the personalized accuracy, 90.00 %, is not above 91.00 %, that of always saying each client's most common class"
+
+
+def test_the_text() -> None:
+    assert majority_text({"test_accuracy": 0.9, "test_majority_share": 0.91}) == TEXT
+    assert majority_text({"test_accuracy": 0.91, "test_majority_share": 0.91}) != ""
+    assert majority_text({"test_accuracy": 0.92, "test_majority_share": 0.91}) == ""
+    assert majority_text({"test_accuracy": 0.9, "test_majority_share": None}) == ""
+    assert majority_text({"test_accuracy": None, "test_majority_share": 0.91}) == ""
+
+
+def test_where_it_is_shown(federate: Federate) -> None:
+    """A model that has not learned is warned of in the log, the report and comparisons; another is not."""
+    idle, trained = (federate("fedavg", learning_rate=rate) for rate in (1e-9, 0.1))
+    for run, warned in ((idle, True), (trained, False)):
+        text = majority_text(json.loads((run / "summary.json").read_text()))
+        assert bool(text) == warned
+        assert ("most common class" in (run / "server.log").read_text()) == warned
+        assert ("No better than the most common class" in write_report(run).read_text()) == warned
+    assert any(note.startswith(f"{idle.name}: the personalized accuracy") for note in compare([idle, trained]).notes)
+
+
+def test_a_fall_is_told_with_its_round() -> None:
+    """The report says which round was best, from one point on."""
+    summary = {"best_accuracy": 0.717, "best_round": 6, "test_accuracy": 0.678}
+    assert fall_text(summary).startswith(
+        "the mean personalized accuracy was highest after round 6, 71.70 %, and has fallen to 67.80 %; "
+    )
+    assert fall_text({**summary, "test_accuracy": 0.71}) == ""
+    assert fall_text({**summary, "best_accuracy": None}) == ""
+
+
+def test_the_best_round_is_that_of_the_highest_mean(federate: Federate) -> None:
+    """A run of three rounds, of which the second is made the best, by more than a point."""
+    run = federate("fedavg", num_rounds=3)
+    assert summarise(run)["best_accuracy"] == max(
+        row["personalized_accuracy"] for row in read_metrics(run) if row["kind"] == "train"
+    )
+    lines = [
+        {**row, "personalized_accuracy": 0.99} if (row["kind"], row["round"]) == ("train", 2) else row
+        for row in read_metrics(run)
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = summarise(run)
+    assert (summary["best_round"], summary["best_accuracy"]) == (2, 0.99)
+    assert "Training has got worse" in write_report(run).read_text()
+    assert any("was highest after round 2, 99.00 %" in note for note in compare([run, federate("local")]).notes)
