@@ -15,7 +15,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.methods.srr_fl import SRRFLConfig
 from hyperfl_flwr.privacy.release import RANDOMISED, Release
 from hyperfl_flwr.privacy.staircase import Staircase
-from hyperfl_flwr.protocol.arrays import not_finite
+from hyperfl_flwr.protocol.arrays import diverged, not_finite
 from hyperfl_flwr.protocol.messages import Reduction
 
 
@@ -33,7 +33,7 @@ class SRRFLClient(FedAvgClient):
         """
         mechanism, named = staircase_of(self.context.config), dict(zip(self.keys(), trained, strict=True))
         if key := not_finite(named):
-            raise FloatingPointError(f"{key} is not finite after training")
+            raise diverged(key)
         return [mechanism.randomise(array) for array in trained]
 
     def release(self) -> Release:

@@ -88,8 +88,11 @@ class CohortTrainer:
             except Exception as error:  # noqa: BLE001 - a failing client must not stop the others
                 results[job.client] = error
         began = time.perf_counter()
-        trained = training.train([(member, round_.rng) for member, round_ in begun.values()])
-        results |= zip(begun, trained, strict=True)
+        try:
+            trained = training.train([(member, round_.rng) for member, round_ in begun.values()])
+            results |= zip(begun, trained, strict=True)
+        except Exception as error:  # noqa: BLE001 - it is the reason why these clients, by name, are left out
+            results |= dict.fromkeys(begun, error)
         seconds = (time.perf_counter() - began) / max(1, len(begun))
         member = None  # its memory is that of the upload
         for job in order:  # by ascending id, as the reply reports them

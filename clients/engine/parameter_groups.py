@@ -14,7 +14,7 @@ from hyperfl_flwr.core.device import send
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.node.private_state import INITIAL
-from hyperfl_flwr.protocol.arrays import SharedArrays, layout_problem, not_finite
+from hyperfl_flwr.protocol.arrays import SharedArrays, diverged, layout_problem, not_finite
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 
 
@@ -119,7 +119,7 @@ class ParameterGroups:
             for name, tensor in self.groups[group].state_dict().items()
         }
         if key := not_finite(arrays):
-            raise FloatingPointError(f"{key} is not finite after training")
+            raise diverged(key)
         self.context.state.save(version, arrays)
         self.context.state.forget_before(version, but=kept)
 

@@ -38,6 +38,7 @@ from hyperfl_flwr.node.private_state import INITIAL, PrivateState
 from hyperfl_flwr.protocol.arrays import (
     SharedArrays,
     by_number,
+    diverged,
     layout_problem,
     not_finite,
     pack_arrays,
@@ -133,7 +134,7 @@ class JoiningNode:
         change, num_examples, metrics = member.fit([arrays[key] for key in member.keys()], versions)  # noqa: SIM118
         named = dict(zip(member.keys(), change, strict=True))
         if key := not_finite(named):
-            raise FloatingPointError(f"{key} is not finite after training")
+            raise diverged(key)
         self.output.mkdir(mode=0o700, parents=True, exist_ok=True)
         begun = self.output / BEGUN
         if step.number == 1:

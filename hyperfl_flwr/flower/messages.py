@@ -1,15 +1,17 @@
-"""Set the message fields that Flower's engines set, for code that runs without an engine.
+"""Set the message fields that Flower's engines set, for code that runs without an engine, and read their errors.
 
 Wraps `flwr.common.constant.ErrorCode`, `flwr.supercore.task_identity.TaskIdentity` and fields of `flwr.app.Metadata`.
 The public `Message` has neither names for its error codes nor a way to set its ids, and cannot be constructed outside
 Flower's processes.
 """
 
+import re
+
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = ["ErrorCode", "identify_process", "set_message_id", "set_origin"]
+__all__ = ["ErrorCode", "error_text", "identify_process", "set_message_id", "set_origin"]
 
 
 def identify_process() -> None:
@@ -26,3 +28,24 @@ def set_origin(reply: Message, reply_to_message_id: str, src_node_id: int) -> No
     """Set the id of the message that a reply answers, and the Flower id of the node that sent the reply."""
     reply.metadata.__dict__["_reply_to_message_id"] = reply_to_message_id
     reply.metadata.__dict__["_src_node_id"] = src_node_id
+
+
+def error_text(reason: str) -> str:
+    """Return the exception in an error reply as a traceback ends: its type, and its text.
+
+    Flower's reason is `<class 'TYPE'>:<'TEXT'>`. In a simulation on Ray the text is the traceback of the actor's
+    process, with the exception of the app in the middle.
+    """
+    found = re.fullmatch(r"<class '([^']*)'>:<'(.*)'>", reason, re.DOTALL)
+    if found is None:
+        return reason
+    kind, text = found[1], found[2]
+    if kind.startswith("ray.exceptions.RayTaskError"):
+        before, _, message = text.partition("Exception ClientAppException occurred. Message: ")
+        raised = re.findall(
+            r"^([\w.]+): ", before.partition("\n\nThe above exception was the direct cause")[0], re.MULTILINE
+        )
+        if not message or not raised:
+            return reason
+        kind, text = raised[-1], message
+    return f"{kind.rpartition('.')[2]}: {text}"

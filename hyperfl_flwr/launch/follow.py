@@ -1,6 +1,7 @@
 """Follow a run to its end, and report its rounds, log lines and notes to an observer."""
 
 import contextlib
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -98,7 +99,7 @@ def watch(
             break
         time.sleep(POLL_SECONDS)
     if not status.completed:
-        problem = status.details.removeprefix("Simulation failed with exception: ") or status.status
+        problem = re.sub(r"^(Simulation|ServerApp) failed with exception: ", "", status.details) or status.status
         raise RunFailedError(problem if problem else superlink.log_tail(run_id))
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from hyperfl_flwr.core.errors import for_others
 from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.node.trained import Failed, Trained, TrainedOne
-from hyperfl_flwr.protocol.arrays import SharedArrays, Uploads, all_formed, layout_problem, not_finite
+from hyperfl_flwr.protocol.arrays import SharedArrays, Uploads, all_formed, diverged, layout_problem, not_finite
 from hyperfl_flwr.protocol.messages import ClientResult, Failure, Request, printable
 
 
@@ -202,7 +202,7 @@ def _check(shared: Uploads, received: SharedArrays) -> None:
     if problem := layout_problem(received, shared):
         raise ValueError(f"after training {problem}")
     if key := not_finite(shared):
-        raise FloatingPointError(f"{key} is not finite after training")
+        raise diverged(key)
 
 
 def evaluate_cohort(

@@ -166,6 +166,14 @@ def not_finite(arrays: Uploads) -> str | None:
     return next((key for key, value in arrays.items() if value.dtype.kind == "f" and not _is_finite(value)), None)
 
 
+def diverged(key: str) -> FloatingPointError:
+    """Return the error for an array, by its key, that is not finite after training."""
+    return FloatingPointError(
+        f"{key} is not finite after training; lower learning-rate if many clients fail in this way, otherwise check "
+        f"the client's data"
+    )
+
+
 def _is_finite(array: NDArray[Any] | BlockArray) -> bool:
     """Return True if all elements are finite.
 

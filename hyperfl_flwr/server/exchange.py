@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.flower.grid import is_in_memory_grid
-from hyperfl_flwr.flower.messages import ErrorCode
+from hyperfl_flwr.flower.messages import ErrorCode, error_text
 from hyperfl_flwr.protocol.messages import printable
 from hyperfl_flwr.server.fetching import LateReplyError, RefusedReplyError, ReplyLimits, SuperLinkError, fetch, repeated
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
@@ -282,8 +282,7 @@ def match(messages: Sequence[Message], replies: Iterable[Message]) -> list[Excha
             found.append(Exchange(node=node, problem="no reply in time"))
         elif reply.has_error():
             code = reply.error.code
-            # Flower gives the exception's type and text as one string; for a dead actor it has many lines.
-            problem = printable(reply.error.reason or f"error code {code}")
+            problem = printable(error_text(reply.error.reason or f"error code {code}"))
             is_away = code == ErrorCode.NODE_UNAVAILABLE
             found.append(Exchange(node=node, problem=problem, died=code in _DIED, away=is_away))
         else:

@@ -13,6 +13,7 @@ from plain import random_samples
 from clients.engine import cohort_trainer
 from clients.engine.cohort_trainer import trainer_of
 from clients.engine.context import ClientContext
+from clients.engine.head_cohort import HeadCohort
 from clients.hyperfl import HyperFLClient
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
@@ -227,6 +228,19 @@ def broken_nodes(folder: Path) -> Iterator[tuple[Node, str]]:
 
     stepping.make = without_labels  # type: ignore[method-assign]
     yield stepping, "IndexError: Target 10 is out of bounds"
+
+
+def test_an_error_of_the_whole_cohort_is_that_of_its_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are left out by name with the reason, as a client that fails alone."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(HeadCohort, "train", fail)
+    _, result = Node(tmp_path, 3).summed()
+    assert [(failure.client, failure.reason) for failure in result.failures] == [
+        (client, "RuntimeError: out of memory") for client in range(3)
+    ]
 
 
 def test_a_failing_client_leaves_the_cohort(tmp_path: Path) -> None:
