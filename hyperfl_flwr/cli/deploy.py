@@ -117,12 +117,24 @@ def run_renew(folder: Folder) -> None:
 
 
 @deployments.command("start-warnings", hidden=True)
-def run_start_warnings() -> None:
-    """Print the warnings that start.sh shows before Flower's program opens its ports."""
+def run_start_warnings(
+    port: Annotated[int | None, typer.Option(help="Port that must be free; otherwise the exit code is 3.")] = None,
+) -> None:
+    """Print the warnings that start.sh shows before Flower's program opens its ports, and check a port."""
     from hyperfl_flwr.launch.other_accounts import deployment_warning
 
     if problem := deployment_warning():
         err.print(f"warning: {problem}", markup=False)
+    if port is not None:
+        from hyperfl_flwr.deploy.check_server import is_in_use
+
+        if is_in_use(port):
+            err.print(
+                f"error: port {port} of this machine is in use, perhaps by a SuperLink that already runs; see by which "
+                f"program with: ss -ltnp 'sport = :{port}'",
+                markup=False,
+            )
+            raise typer.Exit(3)
 
 
 @deployments.command("node-arguments", hidden=True)

@@ -136,7 +136,7 @@ def _running(deployment: Deployment, answer: Answer) -> Iterator[Finding]:
 
 def _no_answer(deployment: Deployment, found: Finding) -> Finding:
     """Return whether the SuperLink does not run, or another program uses its port."""
-    if not _is_in_use(deployment.port):
+    if not is_in_use(deployment.port):
         return warning("superlink", "not running", f"start it: sh '{deployment.server / 'start.sh'}'")
     if found.subject == CERTIFICATE:
         return found
@@ -144,7 +144,8 @@ def _no_answer(deployment: Deployment, found: Finding) -> Finding:
     return error("port", f"{deployment.port} is in use by another program: {found.text}", remedy)
 
 
-def _is_in_use(port: int) -> bool:
+def is_in_use(port: int) -> bool:
+    """Return whether a program on this machine listens on a port."""
     with socket.socket() as probing:
         probing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -3,6 +3,10 @@
 The SuperLink's answers are real in tests/deployment; here each test lists them.
 """
 
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,3 +65,18 @@ def test_it_does_not_wait_for_what_the_supernode_waits_for(answer: Registration 
 def test_what_waiting_does_not_mend_is_told(answer: Registration, text: str, wait: Answers) -> None:
     with pytest.raises(StateError, match=text):
         wait(answer)
+
+
+def test_a_superlink_says_that_its_port_is_taken(tmp_path: Path) -> None:
+    """start.sh ends with the reason, before Flower's program has logged anything."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        deployment = Deployment(folder=tmp_path / "fl", host="127.0.0.1", port=port, num_nodes=1)
+        init(deployment)
+        done = subprocess.run(
+            ["sh", str(deployment.server / "start.sh")], capture_output=True, text=True, check=False,
+            env=os.environ | {"HYPERFL_BIN": str(Path(sys.executable).parent)},
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert f"error: port {port} of this machine is in use" in done.stderr
+    assert "Flower" not in done.stdout + done.stderr
