@@ -1,7 +1,7 @@
 """The context of a client: settings, data, device and private state."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -9,6 +9,7 @@ from flwr.app import ConfigScalar as Scalar
 from torch import Tensor
 
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.data.digests import Digests
 from hyperfl_flwr.data.federated_data import ClientData, FederatedData
 from hyperfl_flwr.data.registry import class_names
@@ -40,7 +41,7 @@ class ClientContext:
         round: The round of the message; 0 outside a round.
         classes: Names of the classes.
         keeps_model: Whether the client's model is kept on the node's disk after each local training.
-        trained_on: Digests of the client's training samples, which are kept with the model.
+        trained_on: Function that returns the digests of the client's training samples, which are kept with the model.
         keeps_evaluations: Whether the results of evaluations are kept on the node's disk, with those of single classes.
         own_statistics: Whether `mean` and `std` are those of this client's own samples.
         budget: The record of what the client's uploads spend of its privacy budget; None to record nothing.
@@ -58,7 +59,7 @@ class ClientContext:
     round: int = 0
     classes: tuple[str, ...] = ()
     keeps_model: bool = False
-    trained_on: Digests = field(default_factory=lambda: np.zeros(0, np.uint64))
+    trained_on: Callable[[], Digests] = lambda: np.zeros(0, np.uint64)
     keeps_evaluations: bool = False
     own_statistics: bool = False
     budget: PrivacyBudget | None = None
@@ -98,10 +99,15 @@ def keep_evaluation(context: ClientContext, kind: str, after_round: int, scores:
         scores: Its predictions for the client's test data.
 
     Raises:
-        StateError: If they cannot be written, or an earlier file cannot be read.
+        StateError: If they cannot be written.
     """
     folder = context.state.directory
-    kept = Evaluations.read(folder) or Evaluations(
+    try:
+        earlier = Evaluations.read(folder)
+    except StateError:
+        Evaluations.set_aside(folder)
+        earlier = None
+    kept = earlier or Evaluations(
         client=context.client,
         experiment=context.state.experiment,
         method=context.config.method,
@@ -151,6 +157,6 @@ def keep_model(
             body=body_hash(context.config.target, context.config.lpm.weights),
         ),
         tensors={name: value.detach().cpu().numpy() for name, value in tensors.items()},
-        trained_on=context.trained_on,
+        trained_on=context.trained_on(),
     )
     kept.write(context.state.directory)

@@ -30,6 +30,7 @@ from hyperfl_flwr.core.arithmetic import set_arithmetic
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.data.grouped_split import AUTO
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.models.standalone import write_model
@@ -167,7 +168,7 @@ class JoiningNode:
             ClientContext(
                 config=config,
                 client=self.client,
-                data=labelled_data(self.data, recipe).to(device),
+                data=labelled_data(self.data, recipe, self.node.group_by or AUTO).to(device),
                 device=device,
                 state=PrivateState(self.output, JOIN, self.client),  # the clients of pFedHN store nothing
                 mean=recipe.mean,

@@ -3,27 +3,22 @@
 import torch
 
 from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.data.dataset import Dataset
 from hyperfl_flwr.data.federated_data import ClientData, normalised
+from hyperfl_flwr.data.grouped_split import AUTO
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.data.sample_format import SampleFormat
 from hyperfl_flwr.models.model_spec import TargetRecipe
 
 
-def labelled_data(name: str, recipe: TargetRecipe) -> ClientData:
-    """Return all samples of a file or folder as the data of one client, with shape, classes and normalisation of a run.
-
-    Args:
-        name: `npz:FILE` or `folder:PATH`; the client trains on all training samples, and is tested on the others.
-        recipe: Input and classes of the run's models.
-
-    Raises:
-        HyperFLError: If the samples cannot be read, or do not fit the run.
-    """
+def labelled_dataset(name: str, recipe: TargetRecipe, grouping: str = AUTO) -> Dataset:
+    """Return all samples of a file or folder, with shape, classes and normalisation of a run; see `labelled_data`."""
     shape = recipe.input_shape
     sample_format = SampleFormat(
         input_shape=(shape[0], shape[1], shape[2]) if len(shape) == 3 else None,
         classes=recipe.classes,
         normalisation=(recipe.mean, recipe.std),
+        grouping=grouping,
         has_owner=True,
     )
     dataset = load_dataset(name, None, sample_format)
@@ -31,6 +26,21 @@ def labelled_data(name: str, recipe: TargetRecipe) -> ClientData:
         raise StateError(
             f"samples of {name} must have the shape {shape}, as those of the run, got {dataset.input_shape}"
         )
+    return dataset
+
+
+def labelled_data(name: str, recipe: TargetRecipe, grouping: str = AUTO) -> ClientData:
+    """Return all samples of a file or folder as the data of one client.
+
+    Args:
+        name: `npz:FILE` or `folder:PATH`; the client trains on all training samples, and is tested on the others.
+        recipe: Input and classes of the run's models.
+        grouping: What keeps samples together in one part, see `data.group-by`.
+
+    Raises:
+        HyperFLError: If the samples cannot be read, or do not fit the run.
+    """
+    dataset = labelled_dataset(name, recipe, grouping)
     (train, test) = (
         normalised(part.scaled(torch.arange(len(part)).numpy()), dataset.mean, dataset.std)
         for part in (dataset.train, dataset.test)

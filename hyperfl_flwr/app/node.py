@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -116,7 +117,7 @@ class NodeApp:
             budget = budget_of(self.node, record, request.experiment, client) if keeps_record else None
             setting = replace(setting, round=request.round, budget=budget, keeps_evaluations=not self.simulated)
             if self.keeps_model:
-                setting = replace(setting, keeps_model=True, trained_on=data.train_digests(client))
+                setting = replace(setting, keeps_model=True, trained_on=partial(data.train_digests, client))
             return client_class(setting)
 
         return adapter.Cohort(

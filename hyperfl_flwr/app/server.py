@@ -177,7 +177,10 @@ def _recorded(directory: RunDirectory, early_records: Sequence[logging.LogRecord
     except BaseException as error:
         status = "failed" if isinstance(error, Exception) else "stopped"  # KeyboardInterrupt is not an Exception
         problem = f"{type(error).__name__}: {error}"
-        log(logging.ERROR, "the run ends with an exception", exc_info=error)
+        if status == "failed":
+            log(logging.ERROR, "the run ends with an exception", exc_info=error)
+        else:
+            log(logging.INFO, "the run was stopped (%s)", type(error).__name__)
         raise
     finally:
         document = read_manifest(directory.path) | {"status": status, "problem": problem, "end": manifest.now()}

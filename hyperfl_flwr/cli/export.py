@@ -96,15 +96,19 @@ def run_join(
     data_root: Root = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:NUMBER.")] = "auto",
     weights: Weights = None,
+    group_by: Annotated[
+        str, typer.Option(help="What keeps samples of a subject in one part, as the setting data.group-by.")
+    ] = "auto",
 ) -> None:
     """Join a finished run as a new client with labelled data; trains its private parameters, or its embedding."""
     from hyperfl_flwr.core.device import resolve_device
+    from hyperfl_flwr.data.grouped_split import parse_grouping
     from hyperfl_flwr.models.provenance import use_weights
     from hyperfl_flwr.results.join import join, shared_of
     from hyperfl_flwr.results.join_server import join_with_server, joins_with_server
 
     if deployment is not None:
-        if data or output or data_root or weights or device != "auto":
+        if data or output or data_root or weights or device != "auto" or group_by != "auto":
             raise ConfigError(
                 "with --deployment, the node.toml of each joining node sets its data, output and device; give only the "
                 "run's folder and the rounds, network and rate of the embeddings"
@@ -117,12 +121,16 @@ def run_join(
     if kind not in ("npz", "folder") or not colon:
         raise ConfigError(f"--data must be npz:FILE or folder:PATH, got {data!r}")
     name = f"{kind}:{Path(path).expanduser().absolute()}"
+    try:
+        grouping = parse_grouping(group_by)
+    except ValueError as problem:
+        raise ConfigError(f"--group-by {problem}") from None
     where, place, changes = source.absolute(), resolve_device(device), changes_of(data_root, weights)
     if joins_with_server(where):
         _print_joined(
             join_with_server(
                 where, name, output.absolute(), rounds or 20, place, target=model, rate=embedding_rate,
-                changes=changes,
+                changes=changes, grouping=grouping,
             )
         )  # fmt: skip
         return
@@ -130,7 +138,9 @@ def run_join(
         raise ConfigError("--model and --embedding-rate are for runs of pfedhn and it-pfl; leave them out")
     if weights is not None:  # a file of shared parameters names none
         use_weights(str(changes["lpm.weights"]))
-    done = join(shared_of(where, changes), name, output.absolute(), rounds or 3, place)
+    done = join(shared_of(where, changes), name, output.absolute(), rounds or 3, place, grouping=grouping)
+    for note in done.notes:
+        err.print(f"note: {note}", markup=False)
     out.print(
         f"accuracy {100 * done.accuracy_before:.2f} % before and {100 * done.accuracy_after:.2f} % after "
         f"{done.seconds:.1f} s of training on {done.train_examples} samples, of {done.test_examples} test samples",

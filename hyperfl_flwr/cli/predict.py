@@ -73,7 +73,10 @@ def run_predict(
         write_atomically(path, found_classes.table().encode(), mode=0o600)  # names and labels of private samples
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be written: {error}; choose another --output") from None
-    _print_scores(found_classes)
+    of_training = "of the run's training samples"
+    if not file and found.trained_on is not None:
+        of_training = f"of client {found.client}'s training samples (those of others are not known here)"
+    _print_scores(found_classes, of_training)
     out.print(str(path), markup=False)
 
 
@@ -99,8 +102,13 @@ def _trained_on(found: Exported, source: Path, changes: Mapping[str, Scalar]) ->
     return training_digests(source, changes) if of_run else found.trained_on
 
 
-def _print_scores(found: Predictions) -> None:
-    """Print what the predictions are worth, if the labels are known."""
+def _print_scores(found: Predictions, of_training: str) -> None:
+    """Print what the predictions are worth, if the labels are known.
+
+    Args:
+        found: The predictions.
+        of_training: Description of the samples that are known to have been trained on.
+    """
     scores = found.scores()
     if scores is None:
         return
@@ -114,10 +122,10 @@ def _print_scores(found: Predictions) -> None:
         return
     other, train = found.scores(trained_on=False), found.scores(trained_on=True)
     if other is not None:
-        out.print(f"accuracy {_worth(other)}, none of which the model was trained on", markup=False)
+        out.print(f"accuracy {_worth(other)}, none of them {of_training}", markup=False)
     if train is not None:
         share = f"{100 * train.accuracy:.2f} % of {train.total} samples"
-        out.print(f"accuracy {share} that the model was trained on, which says little about others", markup=False)
+        out.print(f"accuracy {share}, all {of_training}, which says little about others", markup=False)
     _print_classes(other or scores, found.classes)
 
 
@@ -138,10 +146,11 @@ def _percent(share: float) -> str:
 def _print_classes(scores: Scores, classes: tuple[str, ...]) -> None:
     """Print a row for each class that has samples: how many are recognised, and what the others are taken for."""
     table = Table("class", "samples", "recall", "most often taken for")
-    for number, row in enumerate(scores.confusion):
-        if row.sum():
-            wrong = row.copy()
-            wrong[number] = 0
-            mistaken = f"{classes[wrong.argmax()]} ({wrong.max()})" if wrong.any() else "none"
-            table.add_row(Text(classes[number]), str(row.sum()), _percent(scores.recalls[number]), Text(mistaken))
+    cells = scores.confusion.tolist()
+    for number in sorted({true for true, _, _ in cells}):
+        row = [(count, predicted) for true, predicted, count in cells if true == number]
+        wrong = [cell for cell in row if cell[1] != number]
+        mistaken = f"{classes[max(wrong)[1]]} ({max(wrong)[0]})" if wrong else "none"
+        samples = sum(count for count, _ in row)
+        table.add_row(Text(classes[number]), str(samples), _percent(scores.recalls[number]), Text(mistaken))
     out.print(table)

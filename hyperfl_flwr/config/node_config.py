@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from flwr.app import Context
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
-from hyperfl_flwr.config.grouping import Grouping, owners_grouping
+from hyperfl_flwr.config.grouping import OwnersGrouping, owners_grouping
 from hyperfl_flwr.config.pretrained import owners_weights
 from hyperfl_flwr.config.run_config import RunConfig, explain
 from hyperfl_flwr.core.errors import ConfigError, RefusalError
@@ -79,7 +79,7 @@ class NodeConfig(Section):
         "Folder of named data sets and relative paths. Not given: your cache folder.",
         values="absolute path",
     )
-    group_by: Grouping | Literal[""] = setting(
+    group_by: OwnersGrouping = setting(
         "", "`data.group-by` of the node's data. Not given: the run's, which must not be a pattern.",
         values="`auto`, `none`, `folder`, regular expression",
     )  # fmt: skip

@@ -30,6 +30,10 @@ CACHED_BYTES = 1 << 27
 """Most bytes of clients' tensors that a `FederatedData` keeps; images of 28x28 of about 40 clients with 600 samples."""
 
 
+CHUNK = 1000
+"""Number of samples of which digests are computed at a time."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClientData:
     """Samples of one client, ready for a model.
@@ -104,6 +108,7 @@ class FederatedData:
         self.num_clients = len(train)
         self._train = tuple(train)
         self._test = tuple(test)
+        self._digests: dict[int, Digests] = {}
         self._clients: OrderedDict[tuple[int, str], ClientData] = OrderedDict()
         for indices in (*self._train, *self._test):
             indices.flags.writeable = False  # all callers that load the same settings share these arrays
@@ -121,8 +126,12 @@ class FederatedData:
         return self._test[self._checked(client)]
 
     def train_digests(self, client: int) -> Digests:
-        """Return the digests of one client's training samples."""
-        return digests(self.dataset.train.scaled(self.train_indices(client)))
+        """Return the digests of one client's training samples, computed once."""
+        if client not in self._digests:
+            indices = self.train_indices(client)
+            chunks = np.array_split(indices, len(indices) // CHUNK + 1)  # scaled images take four times the memory
+            self._digests[client] = np.concatenate([digests(self.dataset.train.scaled(chunk)) for chunk in chunks])
+        return self._digests[client]
 
     def label_counts(self) -> tuple[IntArray, IntArray]:
         """Return the numbers of training and of test samples of each client and class, both [N, K]."""

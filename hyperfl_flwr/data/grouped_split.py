@@ -1,7 +1,6 @@
 """Divide samples so that all samples of a group, such as a patient, are on the same side."""
 
 import re
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,13 +53,13 @@ def group_names(names: Sequence[str], grouping: str, part: str) -> list[str]:
     if grouping == FOLDER:
         return [name.partition("/")[0] if "/" in name else f"/{part}/{number}" for number, name in enumerate(names)]
     found = [re.search(grouping, name) for name in names]
-    if missing := [name for name, match in zip(names, found, strict=True) if match is None]:
+    if missing := [name for name, match in zip(names, found, strict=True) if match is None or match[1] is None]:
         raise DataError(
             f"data.group-by = {grouping!r} must be found in the path of every image below the folder of its class, but "
             f"{len(missing)} of {len(names)} lack it, the first is {missing[0]}; change the pattern",
-            public=f"data.group-by is not found in {len(missing)} of its paths",
+            public="data.group-by is not found in all of its paths",
         )
-    return [match[1] or "" for match in found if match is not None]
+    return [match[1] for match in found if match is not None]
 
 
 def numbered(*names: Sequence[object] | npt.NDArray[Any]) -> list[IntArray]:
@@ -84,14 +83,19 @@ def refuse_shared(train: IntArray, test: IntArray, where: str) -> None:
         raise DataError(
             f"{where}: no group may have both training and test samples, but {shared} have; move all samples of a "
             f"group to one part, or set data.group-by=none to accept an accuracy that is too high",
-            public=f"{shared} groups of its samples are in both parts",
+            public="its own division has a group (data.group-by) in both parts",
         )
 
 
 def split_groups(
     strata: IntArray, groups: IntArray, share: float, rng: np.random.Generator
 ) -> tuple[IntArray, IntArray]:
-    """Divide samples into two parts by whole groups, with about the same strata in both (scikit-learn).
+    """Divide samples into two parts by whole groups, with about the share of each stratum in the second part.
+
+    Groups are taken in random order; one goes to the second part if that brings the strata nearer to their share. The
+    first part keeps samples of every stratum. The second one gets a group of every stratum that has two or more, as far
+    as the first part allows. scikit-learn's `StratifiedGroupKFold` has neither, and its time grows with the number of
+    folds, of which a small share needs many.
 
     Args:
         strata: Class or client of each sample [n].
@@ -105,17 +109,65 @@ def split_groups(
     Raises:
         ValueError: If there are fewer than two groups.
     """
-    from sklearn.model_selection import StratifiedGroupKFold  # takes half a second; few data sets have groups
+    (_, strata), (names, groups) = (np.unique(values, return_inverse=True) for values in (strata, groups))
+    if len(names) < 2:
+        raise ValueError(f"two parts need two or more groups, got {len(names)}")
+    parts = _Parts(strata, groups, share)
+    order = rng.permutation(len(names))
+    for group in order:
+        if parts.allows(group) and parts.is_better_with(group):
+            parts.take(group)
+    for group in order[np.argsort(parts.sizes[order], kind="stable")]:  # small ones, which change the share the least
+        if not parts.taken[group] and parts.allows(group) and parts.has_missing(group):
+            parts.take(group)
+    if not parts.taken.any():  # every group has all samples of a stratum
+        parts.take(order[np.argmin(parts.sizes[order])])
+    of_second = parts.taken[groups]
+    return np.flatnonzero(~of_second), np.flatnonzero(of_second)
 
-    if (number := len(np.unique(groups))) < 2:
-        raise ValueError(f"two parts need two or more groups, got {number}")
-    smaller = min(share, 1 - share)
-    folds = max(2, min(number, round(1 / smaller), int(np.bincount(strata).max())))
-    splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=int(rng.integers(2**31)))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The least populated class")  # small classes are allowed
-        parts = [part for _, part in splitter.split(strata[:, None], strata, groups)]
-    allowed = [part for part in parts if 0 < len(part) < len(strata)]
-    chosen = np.sort(min(allowed, key=lambda part: abs(len(part) - smaller * len(strata))))
-    rest = np.setdiff1d(np.arange(len(strata)), chosen)
-    return (rest, chosen) if share <= 0.5 else (chosen, rest)
+
+class _Parts:
+    """Two parts of samples while groups are moved to the second one.
+
+    Attributes:
+        sizes: Number of samples of each group.
+        taken: Whether each group is in the second part.
+    """
+
+    def __init__(self, strata: IntArray, groups: IntArray, share: float) -> None:
+        self.sizes = np.bincount(groups)
+        self.taken = np.zeros(len(self.sizes), dtype=bool)
+        self._totals = np.bincount(strata)
+        self._targets = share * self._totals
+        self._second = np.zeros(len(self._totals), dtype=np.int64)
+        # The non-zero numbers of samples by group and stratum, ordered by group.
+        width = len(self._totals)
+        cells, self._counts = np.unique(groups.astype(np.int64) * width + strata, return_counts=True)
+        self._strata = cells % width
+        self._starts = np.searchsorted(cells // width, np.arange(len(self.sizes) + 1))
+
+    def _of(self, group: int) -> tuple[IntArray, IntArray]:
+        """Return the strata of a group, and its number of samples in each."""
+        chosen = slice(self._starts[group], self._starts[group + 1])
+        return self._strata[chosen], self._counts[chosen]
+
+    def allows(self, group: int) -> bool:
+        """Return whether the first part would keep samples of all strata without the group."""
+        strata, counts = self._of(group)
+        return bool((self._second[strata] + counts < self._totals[strata]).all())
+
+    def is_better_with(self, group: int) -> bool:
+        """Return whether the group brings the second part nearer to the share of all strata, by squared distances."""
+        strata, counts = self._of(group)
+        change = counts * (counts + 2 * (self._second[strata] - self._targets[strata]))
+        return bool((change / self._totals[strata]).sum() < 0)
+
+    def has_missing(self, group: int) -> bool:
+        """Return whether the group has samples of a stratum that the second part lacks."""
+        return bool((self._second[self._of(group)[0]] == 0).any())
+
+    def take(self, group: int) -> None:
+        """Move a group to the second part."""
+        strata, counts = self._of(group)
+        self._second[strata] += counts
+        self.taken[group] = True

@@ -7,10 +7,11 @@ from pathlib import Path
 import httpx
 import torch
 
+from hyperfl_flwr.config.grouping import owners_grouping
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.device import resolve_device
-from hyperfl_flwr.core.errors import ConfigError, DataError, DeviceError, StateError
+from hyperfl_flwr.core.errors import ConfigError, DataError, DeviceError, RefusalError, StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.data.sample_format import SampleFormat
@@ -60,7 +61,12 @@ def check_node(folder: Path, announced: Mapping[str, Scalar]) -> Iterator[Findin
     yield from _mixing_key(node.mixing_key_file)
     yield from pinned_keys(folder, place, node)
     yield from _privacy_budget(node)
-    yield from _data(node, sample_format)
+    try:
+        grouping = node.group_by or owners_grouping(announced, simulated=False) or sample_format.grouping
+    except RefusalError as failure:
+        yield error("data", str(failure), f"ask the operator to change it, or set group-by in {FILE}")
+        grouping = sample_format.grouping
+    yield from _data(node, replace(sample_format, grouping=grouping))
     yield from _server(folder, place)
 
 

@@ -24,6 +24,9 @@ from hyperfl_flwr.runs.plots import Curve, accuracy_figure
 DELTA = 1e-5
 """Probability with which the stated privacy bounds may fail."""
 
+MOST_CLASSES = 100
+"""Largest number of classes of which the page has a table of predictions."""
+
 KINDS = ("personalized", "aggregate")
 
 
@@ -56,19 +59,18 @@ class ClientPart:
         """Describe a client's evaluations, of which there is at least one."""
         kind = next(kind for kind in KINDS if found.newest(kind))
         figure = accuracy_figure(*(_curve(found, each) for each in KINDS))
-        table = found.confusion[kind]
+        cells = _Cells(found.confusion[kind])
+        shown = cells.classes[:MOST_CLASSES]
         return cls(
             number=found.client,
             cards=_cards(found),
             curve=svg(figure, f"accuracy-{found.client}", "accuracy on this node's test data over the rounds"),
-            classes=[
-                _class_row(name, number, row, found.classes)
-                for number, (name, row) in enumerate(zip(found.classes, table, strict=True))
-                if sum(row)
+            classes=[_class_row(number, cells, found.classes) for number in cells.true],
+            confusion_headers=["true class", *(found.classes[number] for number in shown)],
+            confusion=[
+                [found.classes[row], *(str(cells.numbers.get((row, column), 0)) for column in shown)] for row in shown
             ],
-            confusion_headers=["true class", *found.classes],
-            confusion=[[name, *map(str, row)] for name, row in zip(found.classes, table, strict=True) if sum(row)],
-            confusion_numbers=range(1, len(found.classes) + 1),
+            confusion_numbers=range(1, len(shown) + 1),
             evaluations=[_evaluation_row(entry) for entry in found.entries],
         )
 
@@ -132,9 +134,28 @@ def _evaluated(states: Path, experiment: str | None) -> tuple[Path, list[Evaluat
     return newest, [evaluations for client in runs[newest] if (evaluations := Evaluations.read(client))]
 
 
+class _Cells:
+    """The confusion of an evaluation.
+
+    Attributes:
+        numbers: Number of samples by true and predicted class.
+        true: Classes that have samples, ascending.
+        classes: Classes that have samples or predictions, ascending.
+    """
+
+    def __init__(self, cells: Sequence[Sequence[int]]) -> None:
+        self.numbers = {(true, predicted): number for true, predicted, number in cells}
+        self.true = sorted({true for true, _ in self.numbers})
+        self.classes = sorted({number for pair in self.numbers for number in pair})
+
+    def row(self, true: int) -> dict[int, int]:
+        """Return the predictions for the samples of a class: predicted class -> number."""
+        return {predicted: number for (each, predicted), number in self.numbers.items() if each == true}
+
+
 def _curve(found: Evaluations, kind: str) -> Curve:
-    entries = [entry for entry in found.entries if entry.kind == kind]
-    return [entry.round for entry in entries], [entry.accuracy for entry in entries]
+    curve = found.curve(kind)
+    return list(curve), list(curve.values())
 
 
 def _cards(found: Evaluations) -> list[tuple[str, str, str]]:
@@ -154,11 +175,12 @@ def _cards(found: Evaluations) -> list[tuple[str, str, str]]:
     return cards
 
 
-def _class_row(name: str, number: int, row: Sequence[int], classes: Sequence[str]) -> tuple[str, str, str, str]:
-    wrong = [0 if other == number else count for other, count in enumerate(row)]
-    most = max(wrong)
-    mistaken = f"{classes[wrong.index(most)]} ({most})" if most else "none"
-    return name, str(sum(row)), percent(row[number] / sum(row)), mistaken
+def _class_row(number: int, cells: _Cells, classes: Sequence[str]) -> tuple[str, str, str, str]:
+    row = cells.row(number)
+    total, wrong = sum(row.values()), {other: count for other, count in row.items() if other != number}
+    most = max(wrong, key=lambda other: wrong[other], default=None)
+    mistaken = "none" if most is None else f"{classes[most]} ({wrong[most]})"
+    return classes[number], str(total), percent(row.get(number, 0) / total), mistaken
 
 
 def _evaluation_row(entry: Evaluation) -> tuple[str, ...]:

@@ -57,17 +57,20 @@ class Scores:
         """Mean cross-entropy in nats."""
         return self.loss / self.total if self.total else float("nan")
 
-    @cached_property
+    @property
     def confusion(self) -> NDArray[np.int64]:
-        """Numbers of samples [K, K] by true class (row) and predicted class (column)."""
-        classes = self.probabilities.shape[1]
-        cells = np.bincount(self.labels * classes + self.predicted, minlength=classes * classes)
-        return cells.reshape(classes, classes)
+        """The kinds of predictions that occur [m, 3]: true class, predicted class, number of samples; in this order.
+
+        Not a matrix [K, K]: K may be far larger than n.
+        """
+        cells, counts = np.unique(np.stack((self.labels, self.predicted), axis=1), axis=0, return_counts=True)
+        return np.concatenate((cells, counts[:, None]), axis=1)
 
     @property
     def recalls(self) -> NDArray[np.float64]:
         """Share of correctly classified samples of each class [K]; NaN for a class without samples."""
-        return _ratio(self.confusion.diagonal(), self.confusion.sum(axis=1))
+        hits, samples, _ = self._counts
+        return _ratio(hits, samples)
 
     @property
     def balanced_accuracy(self) -> float:
@@ -77,8 +80,8 @@ class Scores:
     @property
     def macro_f1(self) -> float:
         """Mean over the classes that have samples or predictions of F1 = 2 TP / (2 TP + FP + FN)."""
-        hits = self.confusion.diagonal()
-        return _mean(_ratio(2 * hits, self.confusion.sum(axis=0) + self.confusion.sum(axis=1)))
+        hits, samples, predictions = self._counts
+        return _mean(_ratio(2 * hits, samples + predictions))
 
     @property
     def auc(self) -> float:
@@ -93,6 +96,13 @@ class Scores:
     def majority_share(self) -> float:
         """Share of the most common class: the accuracy of a model that always says that class."""
         return float(np.bincount(self.labels).max()) / self.total if self.total else float("nan")
+
+    @cached_property
+    def _counts(self) -> tuple[NDArray[np.int64], ...]:
+        """Numbers of correct predictions, of samples, and of predictions, of each class [K]."""
+        right = self.labels[self.labels == self.predicted]
+        classes = self.probabilities.shape[1]
+        return tuple(np.bincount(values, minlength=classes) for values in (right, self.labels, self.predicted))
 
     def _area(self, number: int) -> float:
         of_class, values = self.labels == number, self.probabilities[:, number]

@@ -7,7 +7,7 @@ simulated node keeps none.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ from hyperfl_flwr.core.storage import unwritable, write_atomically
 from hyperfl_flwr.node.private_state import create_client_folder
 
 FILE = "evaluations.json"
+
+MOST = 2000
+"""Largest number of evaluations that are kept: the file is written anew for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +61,10 @@ class Evaluations:
         method: The run's method.
         dataset: Name of the client's data, without a path.
         classes: Names of the classes [K].
-        entries: The evaluations, in the order of the rounds.
-        confusion: The newest numbers of samples [K, K] by true class (row) and predicted class, by kind.
+        entries: The last `MOST` evaluations, in the order of their time. A run that is resumed from an earlier round
+            repeats those of the rounds after it.
+        confusion: Of the newest evaluation of each kind, the kinds of predictions that occur: true class, predicted
+            class, number of samples.
     """
 
     client: int
@@ -74,14 +79,18 @@ class Evaluations:
         """Return the last evaluation of a kind; None if there is none."""
         return next((entry for entry in reversed(self.entries) if entry.kind == kind), None)
 
-    def added(self, entry: Evaluation, confusion: Sequence[Sequence[int]]) -> "Evaluations":
-        """Return the evaluations with one more, without those of its kind of the same or later rounds.
+    def curve(self, kind: str) -> dict[int, float]:
+        """Return the accuracy after each round, the last one where a round was repeated."""
+        found = {entry.round: entry.accuracy for entry in self.entries if entry.kind == kind}
+        return dict(sorted(found.items()))
 
-        A run that is resumed from an earlier round trains those again.
-        """
-        kept = [each for each in self.entries if each.kind != entry.kind or each.round < entry.round]
-        entries = sorted([*kept, entry], key=lambda each: each.round)
-        return replace(self, entries=entries, confusion={**self.confusion, entry.kind: confusion})
+    def added(self, entry: Evaluation, confusion: Sequence[Sequence[int]]) -> "Evaluations":
+        """Return the evaluations with one more."""
+        return replace(
+            self,
+            entries=[*self.entries, entry][-MOST:],
+            confusion={**self.confusion, entry.kind: confusion},
+        )
 
     def write(self, folder: Path) -> None:
         """Write to a client's folder, which only its owner can read, replacing an earlier file.
@@ -89,9 +98,7 @@ class Evaluations:
         Raises:
             StateError: If the file cannot be written, for example on a full disk; an earlier one is unchanged.
         """
-        document = asdict(self)
-        for entry in document["entries"]:
-            entry |= {name: None for name, value in entry.items() if isinstance(value, float) and math.isnan(value)}
+        document = {**vars(self), "entries": [_values(entry) for entry in self.entries]}
         data = json.dumps(document).encode()
         try:
             create_client_folder(folder)
@@ -106,6 +113,11 @@ class Evaluations:
         """Return when the evaluations in a client's folder were written, in seconds since 1970; 0 without any."""
         path = folder / FILE
         return path.stat().st_mtime if path.is_file() else 0.0
+
+    @staticmethod
+    def set_aside(folder: Path) -> None:
+        """Rename a file that cannot be read, so that the results of a run do not stop its training."""
+        (folder / FILE).rename(folder / f"{FILE}.unreadable")
 
     @classmethod
     def read(cls, folder: Path) -> "Evaluations | None":
@@ -123,10 +135,18 @@ class Evaluations:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StateError(
                 f"{path} is not a file of evaluations that this version of hyperfl-flwr can read ({error}); move it "
-                f"away to start a new one"
+                f"away"
             ) from None
 
 
+def _values(entry: Evaluation) -> dict[str, Any]:
+    return {
+        name: None if isinstance(value, float) and math.isnan(value) else value for name, value in vars(entry).items()
+    }
+
+
 def _entry(values: Mapping[str, Any]) -> Evaluation:
-    known: dict[str, Any] = {name: math.nan if value is None else value for name, value in values.items()}
+    known: dict[str, Any] = {
+        name: math.nan if value is None and name != "interval" else value for name, value in values.items()
+    }
     return Evaluation(**known)

@@ -17,7 +17,7 @@ from safetensors.torch import save
 
 from clients.engine.base import BaseClient
 from clients.engine.context import ClientContext
-from clients.novel.labelled import labelled_data
+from clients.novel.labelled import labelled_data, labelled_dataset
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.restore import Restored, restored
@@ -29,6 +29,7 @@ from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.data.federated_data import ClientData
+from hyperfl_flwr.data.grouped_split import AUTO
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.classification import evaluate
@@ -71,6 +72,7 @@ class Joined:
         test_examples: Number of test samples.
         seconds: Duration of the training.
         files: Paths of the model's files.
+        notes: Notes for the user about the data.
     """
 
     accuracy_before: float
@@ -79,6 +81,7 @@ class Joined:
     test_examples: int
     seconds: float
     files: list[Path]
+    notes: tuple[str, ...]
 
 
 def shared_of(source: Path, changes: Mapping[str, Scalar] | None = None) -> Shared:
@@ -157,7 +160,9 @@ def _read(path: Path) -> Shared:
         ) from None
 
 
-def join(shared: Shared, dataset: str, output: Path, rounds: int, device: torch.device) -> Joined:
+def join(
+    shared: Shared, dataset: str, output: Path, rounds: int, device: torch.device, *, grouping: str = AUTO
+) -> Joined:
     """Train a new client's private parts on its own labelled data, and write its model.
 
     Args:
@@ -166,6 +171,7 @@ def join(shared: Shared, dataset: str, output: Path, rounds: int, device: torch.
         output: Folder of the result, new or empty.
         rounds: Number of local rounds.
         device: Device for training.
+        grouping: What keeps samples together in one part, see `data.group-by`.
 
     Returns:
         The accuracies before and after training, and the model's files.
@@ -175,7 +181,7 @@ def join(shared: Shared, dataset: str, output: Path, rounds: int, device: torch.
     """
     refuse_used_directory(output)
     refuse_other_body(shared.recipe.target, shared.recipe.body)
-    member = _member(shared, labelled_data(dataset, shared.recipe), output, device)
+    member = _member(shared, labelled_data(dataset, shared.recipe, grouping), output, device)
     data = member.context.data
     try:
         member.receive(shared.arrays, INITIAL)
@@ -204,6 +210,7 @@ def join(shared: Shared, dataset: str, output: Path, rounds: int, device: torch.
         test_examples=len(data.test_labels),
         seconds=seconds,
         files=write_model(output, member.target_state(), shared.recipe, about),
+        notes=labelled_dataset(dataset, shared.recipe, grouping).notes,
     )
 
 

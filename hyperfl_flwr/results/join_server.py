@@ -8,12 +8,13 @@ from pathlib import Path
 
 import torch
 
-from clients.novel.labelled import labelled_data
+from clients.novel.labelled import labelled_dataset
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.joining import has_new_clients, open_joinable
 from hyperfl_flwr.app.restore import method_of
 from hyperfl_flwr.config.node_config import JOIN_DATA, NOVEL_OUTPUT, SIMULATED
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.data.grouped_split import AUTO
 from hyperfl_flwr.models.standalone import FACTS, PARAMETERS, SCRIPT
 from hyperfl_flwr.runs.run_directory import refuse_used_directory
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
@@ -62,6 +63,7 @@ def join_with_server(
     target: str = "",
     rate: float | None = None,
     changes: Mapping[str, Scalar] | None = None,
+    grouping: str = AUTO,
 ) -> JoinedByServer:
     """Train an embedding for a new client with labelled data, and write the client's model.
 
@@ -76,18 +78,20 @@ def join_with_server(
         target: Target network of the client; empty if the run has only one.
         rate: Learning rate of the embedding; None for that of the run's embeddings.
         changes: Settings of this machine (`data-root`, `device`).
+        grouping: What keeps samples together in one part, see `data.group-by`.
 
     Raises:
         HyperFLError: If clients cannot join the run, the data do not fit, or the folder is in use.
     """
     refuse_used_directory(output)
     source = open_joinable(run, target, rate, changes)
-    labelled_data(dataset, source.recipe)
+    found = labelled_dataset(dataset, source.recipe, grouping)
     node: dict[str, Scalar] = {
         SIMULATED: True,
         JOIN_DATA: dataset,
         NOVEL_OUTPUT: str(output),
         "device": str(device),
+        "group-by": grouping,
     }
     began = time.perf_counter()
     (served,) = source.join(InProcessGrid(app, 1, {}, node), rounds)
@@ -98,6 +102,6 @@ def join_with_server(
         accuracy=facts["accuracy"],
         seconds=time.perf_counter() - began,
         served=served,
-        notes=source.notes,
+        notes=(*source.notes, *found.notes),
         files=[output / name for name in (PARAMETERS, FACTS, SCRIPT) if (output / name).exists()],
     )

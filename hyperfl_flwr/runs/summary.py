@@ -116,7 +116,7 @@ def _error(record: Record, name: str) -> float | None:
 def majority_text(summary: Mapping[str, Any]) -> str:
     """Return a warning if the models are no better than always saying a client's most common class; else nothing."""
     accuracy, share = summary["test_accuracy"], summary["test_majority_share"]
-    if accuracy is None or share is None or accuracy > share:
+    if accuracy is None or share is None or accuracy > share or share == 1:
         return ""
     return (
         f"the personalized accuracy, {100 * accuracy:.2f} %, is not above {100 * share:.2f} %, that of always saying "

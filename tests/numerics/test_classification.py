@@ -39,7 +39,7 @@ def test_accuracy_and_loss_by_hand() -> None:
     assert found.loss == pytest.approx(math.log(4 / 3 * 2 * 8 / 7 * 5), rel=1e-14)
     assert found.mean_loss == pytest.approx(found.loss / 4)
     np.testing.assert_allclose(found.probabilities[:, 1], [1 / 4, 1 / 2, 7 / 8, 1 / 5])
-    assert found.confusion.tolist() == [[1, 0], [2, 1]]
+    assert found.confusion.tolist() == [[0, 0, 1], [1, 0, 2], [1, 1, 1]]
     # Of class 1 against class 0 with 1/4: all of 1/2, 7/8 are above, 1/5 is below. Of class 0 it is the same.
     assert found.auc == pytest.approx(2 / 3)
 
@@ -86,6 +86,14 @@ def test_classes_without_samples() -> None:
     assert found.macro_f1 == pytest.approx((2 / 3 + 1 + 0) / 3)
 
 
+def test_very_many_classes_need_no_matrix() -> None:
+    """A server may name any number of classes: the numbers of K of them fit, those of K x K would not."""
+    labels = np.array([0, 1, 200_000])
+    found = Scores(labels=labels, predicted=labels, probabilities=np.zeros((3, 200_001), np.float32), loss=0.0)
+    assert found.confusion.tolist() == [[0, 0, 1], [1, 1, 1], [200_000, 200_000, 1]]
+    assert found.balanced_accuracy == found.macro_f1 == 1
+
+
 def test_one_class_has_no_auc() -> None:
     found = scores([1, 1, 1], [1, 1, 0])
     assert math.isnan(found.auc)
@@ -124,7 +132,9 @@ def test_numbers_are_those_of_torchmetrics() -> None:
     found = drawn(400, 10)
     labels, predicted = torch.from_numpy(found.labels), torch.from_numpy(found.predicted)
     confusion = multiclass_confusion_matrix(predicted, labels, num_classes=10)
-    assert found.confusion.tolist() == confusion.tolist()
+    matrix = np.zeros((10, 10), int)
+    matrix[found.confusion[:, 0], found.confusion[:, 1]] = found.confusion[:, 2]
+    assert matrix.tolist() == confusion.tolist()
     recalls = multiclass_recall(predicted, labels, num_classes=10, average=None)
     np.testing.assert_allclose(found.recalls[:-1], recalls[:-1], rtol=1e-6)
     areas = multiclass_auroc(torch.from_numpy(found.probabilities), labels, num_classes=10, average=None)

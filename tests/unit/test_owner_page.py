@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import load_federated_data
-from hyperfl_flwr.node.evaluations import FILE, Evaluation, Evaluations
+from hyperfl_flwr.node.evaluations import FILE, MOST, Evaluation, Evaluations
 from hyperfl_flwr.node.private_state import client_folders
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics, settings_of
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
@@ -69,9 +70,11 @@ def test_the_page_has_what_stays_on_the_node(states: tuple[Path, Path], call: Ca
         found = Evaluations.read(place)
         assert found is not None
         assert (found.client, found.method) == (client, "hyperfl")
-        for table in found.confusion.values():
-            assert np.sum(table, axis=1).tolist() == counts[client].tolist()
-        assert np.trace(found.confusion["personalized"]) / counts[client].sum() == last[client]["personalized_accuracy"]
+        for cells in found.confusion.values():
+            true, _, numbers = np.transpose(cells)
+            assert np.bincount(true, numbers, minlength=10).tolist() == counts[client].tolist()
+        right = sum(number for true, predicted, number in found.confusion["personalized"] if true == predicted)
+        assert right / counts[client].sum() == last[client]["personalized_accuracy"]
         steps = [(entry.round, entry.kind) for entry in found.entries]
         assert sorted(steps) == [
             (0, "aggregate"),
@@ -94,31 +97,56 @@ def test_single_classes_are_in_no_message(states: tuple[Path, Path]) -> None:
     assert not any(isinstance(value, list | dict) for value in row.values())
 
 
-def test_a_resumed_run_replaces_the_rounds_that_it_repeats() -> None:
+def test_a_resumed_run_repeats_rounds() -> None:
+    """Nothing is lost; the curve has the last evaluation of each round, and `newest` the last one of all."""
     kept = Evaluations(client=0, experiment="e", method="m", dataset="d", classes=("a", "b"))
-    for number, kind in (
-        (0, "aggregate"),
-        (1, "personalized"),
-        (1, "aggregate"),
-        (2, "personalized"),
-        (2, "aggregate"),
-    ):
-        kept = kept.added(evaluation(number, kind), [[number, 0], [0, 0]])
-    again = kept.added(evaluation(1), [[9, 0], [0, 0]])
-    assert [(each.round, each.kind) for each in again.entries] == [
-        (0, "aggregate"), (1, "aggregate"), (1, "personalized"), (2, "aggregate"),
-    ]  # fmt: skip
-    assert again.confusion == {"personalized": [[9, 0], [0, 0]], "aggregate": [[2, 0], [0, 0]]}
+    for number in (1, 2, 3):
+        kept = kept.added(evaluation(number), [[0, 0, number]])
+    again = kept.added(replace(evaluation(2), accuracy=0.75), [[0, 1, 9]])
+    assert [each.round for each in again.entries] == [1, 2, 3, 2]
+    assert again.curve("personalized") == {1: 0.5, 2: 0.75, 3: 0.5}
+    assert again.newest("personalized") == again.entries[-1]
+    assert again.confusion == {"personalized": [[0, 1, 9]]}
+
+
+def test_the_file_does_not_grow_for_ever() -> None:
+    kept = Evaluations(
+        client=0, experiment="e", method="m", dataset="d", classes=("a", "b"), entries=[evaluation(1)] * MOST
+    )
+    assert len(kept.added(evaluation(2), []).entries) == MOST
+
+
+def test_an_unreadable_file_does_not_stop_training(
+    federate: Federate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is damaged after the first evaluation, set aside at the second, and a new one goes on from there."""
+    write, damaged = Evaluations.write, []
+
+    def damage_first(self: Evaluations, folder: Path) -> None:
+        write(self, folder)
+        if folder not in damaged:
+            (folder / FILE).write_text("nothing")
+            damaged.append(folder)
+
+    monkeypatch.setattr(Evaluations, "write", damage_first)
+    run = federate("fedavg", 1, grid=owned(**{"state-dir": str(tmp_path / "states")}))
+    assert json.loads((run / "summary.json").read_text())["rounds"] == 2
+    assert len(damaged) == 5
+    for folder in damaged:
+        assert (folder / f"{FILE}.unreadable").read_text() == "nothing"
+        found = Evaluations.read(folder)
+        assert found is not None
+        assert [entry.round for entry in found.entries] == [1, 1, 2, 2]
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     kept = Evaluations(client=7, experiment="e", method="m", dataset="d", classes=["a", "b"])
-    kept = kept.added(evaluation(1, auc=math.nan), [[1, 2], [0, 3]])
+    kept = kept.added(evaluation(1, auc=math.nan), [[0, 0, 1], [0, 1, 2]])
     kept.write(tmp_path / "client-00007")
     found = Evaluations.read(tmp_path / "client-00007")
     assert found is not None
     assert math.isnan(found.entries[0].auc)
-    assert found.confusion == {"personalized": [[1, 2], [0, 3]]}
+    assert found.confusion == {"personalized": [[0, 0, 1], [0, 1, 2]]}
     assert json.loads((tmp_path / "client-00007" / FILE).read_text())["entries"][0]["auc"] is None
     assert Evaluations.read(tmp_path) is None
 
@@ -153,8 +181,9 @@ def test_predictions_tell_training_samples(states: tuple[Path, Path], call: Call
     assert first.startswith(
         f"accuracy {100 * row['personalized_accuracy']:.2f} % of {len(test)} samples (95 % interval "
     )
-    assert first.endswith("), none of which the model was trained on")
-    assert f"of {len(train)} samples that the model was trained on" in second
+    known = "of client 3's training samples (those of others are not known here)"
+    assert first.endswith(f"), none of them {known}")
+    assert f"of {len(train)} samples, all {known}, which says little about others" in second
     assert "most often taken for" in out
     with Path("node.csv").open() as file:
         parts = [line["part"] for line in csv.DictReader(file)]

@@ -127,11 +127,18 @@ def split_validation(
     if len(np.unique(data.groups[used])) < 2:
         raise DataError(
             "data.validation-fraction needs training samples of 2 or more groups, but all are of the same; set it to 0",
-            public="its training samples are of one group, too few for data.validation-fraction",
+            public="data.validation-fraction holds back too few groups (data.group-by)",
         )
     strata = data.labels if data.clients is None else data.clients
     rng = numpy_generator(settings.seed, "validation")
     _, held = split_groups(strata[used], data.groups[used], settings.validation_fraction, rng)
+    if len(np.unique(data.groups[used][held])) < 2:
+        # A server that chooses the fraction must not have a single patient evaluated.
+        raise DataError(
+            f"data.validation-fraction = {settings.validation_fraction} holds back a single group (data.group-by); "
+            f"choose a larger fraction, or 0",
+            public="data.validation-fraction holds back too few groups (data.group-by)",
+        )
     of_validation = np.zeros(len(data), dtype=bool)
     of_validation[used[held]] = True
     found = {}

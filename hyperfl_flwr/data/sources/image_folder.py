@@ -210,7 +210,7 @@ def _split(path: Path, whole: Part, seed: int) -> dict[str, Part]:
             raise DataError(
                 f"{path} must have images of 2 or more groups (data.group-by), one of them for the test, but all have "
                 f"the same; add images of others",
-                public="all its samples are of one group (data.group-by)",
+                public="its data cannot be divided by groups (data.group-by)",
             )
         train, test = split_groups(whole.labels, whole.groups, TEST_FRACTION, rng)
     elif np.bincount(whole.labels).max() < 2:

@@ -201,7 +201,7 @@ def _splits(arrays: RawArrays, path: Path) -> tuple[Split, Split, tuple[str, ...
 def _split(whole: Split, path: Path) -> tuple[Split, Split]:
     """Split off a quarter of the data as test data: of each client or class, or about that of whole groups."""
     strata, rng = whole.labels if whole.clients is None else whole.clients, numpy_generator(_SPLIT_SEED, "npz", "split")
-    smallest = int(np.bincount(strata)[np.unique(strata)].min())
+    smallest = int(np.unique(strata, return_counts=True)[1].min())
     if (whole.clients is not None and smallest < 2) or len(whole) < 2:
         raise wrong(
             path,

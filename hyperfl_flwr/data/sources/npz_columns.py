@@ -39,10 +39,18 @@ def group_numbers(arrays: RawArrays, train: int, test: int | None, path: Path) -
         raise wrong(path, "test_groups need groups and test data", "add them, or drop test_groups")
     if "groups" not in arrays:
         return None, None
+    if test is not None and "test_groups" not in arrays:
+        raise wrong(
+            path,
+            "groups without test_groups do not say whether a group is in the training and in the test data",
+            "add test_groups, or drop the test data to have them divided by groups, or set data.group-by=none",
+        )
     columns = [_column(arrays["groups"], "groups", train, path)]
-    if test is None or "test_groups" not in arrays:
+    if test is None:
         return numbered(*columns)[0], None
     columns.append(_column(arrays["test_groups"], "test_groups", test, path))
+    if len({column.dtype.kind in "US" for column in columns}) == 2:
+        raise wrong(path, "groups and test_groups must both be integers, or both strings", "convert one of them")
     groups, of_test = numbered(*columns)
     refuse_shared(groups, of_test, str(path))
     return groups, of_test
