@@ -33,7 +33,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "how-to" / "deploy.md"
-OWNERS = ("tar -xzf", "sh node-0", "hyperfl deploy check node-0", "hyperfl export node-0", "hyperfl ledger node-0")
+OWNERS = ("tar -xzf", "sh node-0", "hyperfl deploy check node-0", "hyperfl export node-0", "hyperfl ledger node-0",
+          "hyperfl report node-0")  # fmt: skip
 """First words of the commands that the owner of node 0 runs; the operator runs the others."""
 
 PATIENCE = 400.0
@@ -198,6 +199,9 @@ def test_a_run_leaves_its_results_on_both_sides(machines: Machines) -> None:
     exported = machines.folder / "owner" / "mine" / "model.safetensors"
     newest = [row for row in read_metrics(run) if row["kind"] == "client" and row["client"] == 0][-1]
     assert json.loads(exported.with_suffix(".json").read_text())["accuracy"] == newest["personalized_accuracy"]
+    page = Path(machines.said["hyperfl report node-0"].strip())
+    assert page.is_relative_to(machines.folder / "owner" / "node-0" / "state")
+    assert f'<dd class="value">{100 * newest["personalized_accuracy"]:.2f} %</dd>' in page.read_text()
     told = next(said for command, said in machines.said.items() if command.startswith("hyperfl ledger"))
     assert "These groups are private and stayed on the node: classifier, embedding" in told
 
