@@ -140,7 +140,8 @@ PRIVACY_COST = {
 
 TABLES: Mapping[str, Mapping[str, Table]] = {
     "privacy/differential-privacy.md": {
-        "client-privacy-n20-r10": Table(records="client-privacy", column="n20-r10", numbers=PRIVACY_COST),
+        f"client-privacy-{column}": Table(records="client-privacy", column=column, numbers=PRIVACY_COST)
+        for column in ("n20-r10", "n20-r50")
     },
 }
 """Tables by page, below docs/, and by the name in their marks."""
