@@ -33,6 +33,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
+from hyperfl_flwr.runs.summary import SCORES
 
 Json = dict[str, Any]
 
@@ -43,6 +44,7 @@ KEPT_NUMBERS = frozenset(
     {
         "kind", "round", "clients", "seconds", "train_loss", "personalized_accuracy", "personalized_loss",
         "aggregate_accuracy", "aggregate_loss", "personalized_global_accuracy", "aggregate_global_accuracy",
+        *(f"{kind}_{score}" for kind in ("personalized", "aggregate") for score in SCORES),
     }
 )  # fmt: skip
 """Numbers of metrics.jsonl that a record keeps, besides those of the study's figures."""
