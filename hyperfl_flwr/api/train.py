@@ -36,6 +36,7 @@ def run(
     ray_address: str | None = None,
     deployment: Platform | None = None,
     tensorboard: bool = False,
+    track: str = "",
     progress: Progress = True,
 ) -> Run:
     """Train a federation, simulated or on a deployment, and wait for its end.
@@ -59,6 +60,7 @@ def run(
         ray_address: HOST:PORT of a running Ray cluster, on all hosts of which a simulation trains.
         deployment: The deployment to run on instead of a simulation, see `hyperfl_flwr.deployment`.
         tensorboard: Whether to also write TensorBoard's event files.
+        track: Service that also receives the numbers, `mlflow` or `wandb`; empty for none.
         progress: True shows the run on standard error, False only its warnings; the functions of a `RunCallbacks` are
             called instead, in this thread.
 
@@ -79,12 +81,17 @@ def run(
         from hyperfl_flwr.launch.tensorboard import require_tensorboard
 
         require_tensorboard()  # before any file is written
+    if track:
+        from hyperfl_flwr.launch.trackers import require_tracker
+
+        require_tracker(track)
     if deployment is not None and (num_nodes is not None or engine != AUTO or ray_address is not None):
         raise ConfigError("num_nodes, engine and ray_address are for simulations; a deployment has its own nodes")
     with (
         (deployment or simulation(num_nodes, engine, ray_address))(changes) as ready,
         _display(progress)(ready.plan.method) as shown,
-        _with_event_files(shown, ready.plan.directory, enabled=tensorboard) as observer,
+        _with_event_files(shown, ready.plan.directory, enabled=tensorboard) as also_written,
+        _with_tracker(also_written, ready.plan.directory, track) as observer,
     ):
         return Run(ready.launch(observer))
 
@@ -100,6 +107,7 @@ def resume(
     ray_address: str | None = None,
     deployment: Platform | None = None,
     tensorboard: bool = False,
+    track: str = "",
     progress: Progress = True,
 ) -> Run:
     """Continue a run from its last checkpoint; the result is the same as without the interruption.
@@ -114,6 +122,7 @@ def resume(
         ray_address: As for `run`; may differ from the cluster before.
         deployment: As for `run`.
         tensorboard: As for `run`.
+        track: As for `run`.
         progress: As for `run`.
 
     Returns:
@@ -131,6 +140,7 @@ def resume(
         ray_address=ray_address,
         deployment=deployment,
         tensorboard=tensorboard,
+        track=track,
         progress=progress,
     )
 
@@ -183,3 +193,12 @@ def _with_event_files(
     from hyperfl_flwr.launch.tensorboard import write_during_run  # deferred: imports torch
 
     return write_during_run(directory, observer)
+
+
+def _with_tracker(observer: RunCallbacks, directory: Path, name: str) -> AbstractContextManager[RunCallbacks]:
+    """Return the run's callbacks, extended by what sends its numbers to a service, if one is named."""
+    if not name:
+        return nullcontext(observer)
+    from hyperfl_flwr.launch.trackers import track_during_run
+
+    return track_during_run(directory, name, observer)

@@ -107,6 +107,7 @@ def run(
         Path | None, typer.Option(metavar="DIR", help="Run on the SuperLink and nodes of this deployment.")
     ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")] = False,
+    track: Annotated[str, typer.Option(help="Also send the numbers to mlflow or wandb.")] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Estimate time, memory, disk and traffic; do not start the run.")
     ] = False,
@@ -143,6 +144,7 @@ def run(
         ray_address=ray_address,
         deployment=platform,
         tensorboard=tensorboard,
+        track=track,
         progress=partial(
             ShownProgress, verbose=verbose, quiet=quiet, rounds=deployment is not None or not err.is_terminal
         ),

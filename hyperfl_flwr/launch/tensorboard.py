@@ -18,17 +18,13 @@ from hyperfl_flwr.launch.follow import RunCallbacks
 from hyperfl_flwr.runs.metrics_tail import NewRecords
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.runs.run_directory import Record, has_secure_sums, read_manifest, trained_settings
+from hyperfl_flwr.runs.scalars import numbers_of, results, scalars
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
 
 FOLDER = "tensorboard"
 FILES = "events.out.tfevents.*"
-
-NO_SCALARS = ("kind", "round", "client", "clients", "drawn_from", "failed")
-
-SECTIONS = ("accuracy", "loss", "bytes", "seconds")
-"""Sections in TensorBoard, chosen by a word of the metric's name; other metrics are in `other`."""
 
 
 def require_tensorboard(find: Callable[[str], object] = importlib.util.find_spec) -> None:
@@ -42,14 +38,6 @@ def require_tensorboard(find: Callable[[str], object] = importlib.util.find_spec
             "event files need the package tensorboard, which is not installed: python -m pip install "
             "'tensorboard>=2.16,<3' (or install hyperfl-flwr with its extra: 'hyperfl-flwr[tensorboard]')"
         )
-
-
-def tag(name: str) -> str:
-    """Return TensorBoard's tag of a metric, for example `accuracy/personalized` for `personalized_accuracy`."""
-    words = name.split("_")
-    section = next((word for word in SECTIONS if word in words), "other")
-    rest = "_".join(word for word in words if word != section) or "all"
-    return f"{section}/{rest}"
 
 
 class EventFiles:
@@ -107,13 +95,11 @@ class EventFiles:
         is_client = record["kind"].startswith("client")
         if is_client and not self._per_client:
             return
-        for name, value in record.items():
-            if name not in NO_SCALARS and isinstance(value, (int, float)):
-                place = f"client {record['client']:05d}/{name}" if is_client else tag(name)
-                writer.add_scalar(place, value, record["round"])
-        if record["kind"] == "train":
-            writer.add_scalar("clients/trained", record["clients"], record["round"])
-            writer.add_scalar("clients/failed", len(record["failed"]), record["round"])
+        found = scalars(record)
+        if is_client:
+            found = {f"client {record['client']:05d}/{name}": value for name, value in numbers_of(record).items()}
+        for place, value in found.items():
+            writer.add_scalar(place, value, record["round"])
 
     def _settings(self) -> dict[str, Scalar]:
         manifest = read_manifest(self._run)
@@ -121,9 +107,7 @@ class EventFiles:
         return {key: value for key, value in settings.items() if value != ""}
 
     def _result(self) -> dict[str, float]:
-        summary = json.loads((self._run / "summary.json").read_text())
-        numbers = {name: value for name, value in summary.items() if type(value) in (int, float)}
-        return {f"result/{name}": float(value) for name, value in numbers.items()}
+        return results(json.loads((self._run / "summary.json").read_text()))
 
 
 @contextlib.contextmanager

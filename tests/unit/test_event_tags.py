@@ -3,7 +3,8 @@
 import pytest
 
 from hyperfl_flwr.core.errors import InstallationError
-from hyperfl_flwr.launch.tensorboard import require_tensorboard, tag
+from hyperfl_flwr.launch.tensorboard import require_tensorboard
+from hyperfl_flwr.runs.scalars import tag
 
 
 def test_without_the_package_the_command_to_install_it_is_told() -> None:

@@ -1,0 +1,190 @@
+"""MLflow and Weights & Biases receive the numbers of metrics.jsonl, each round once, offline."""
+
+import importlib.util
+import json
+import re
+import shutil
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federations import Call, Federate
+
+from hyperfl_flwr.core.errors import ConfigError, InstallationError
+from hyperfl_flwr.launch import trackers
+from hyperfl_flwr.launch.follow import RunCallbacks
+from hyperfl_flwr.launch.trackers import FILE, require_tracker, track_during_run
+from hyperfl_flwr.runs.run_directory import read_metrics
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of the services' packages
+    pytest.mark.skipif(
+        not all(map(importlib.util.find_spec, ("mlflow", "wandb"))), reason="needs the packages mlflow-skinny and wandb"
+    ),
+]
+
+Curves = dict[str, dict[int, float]]
+
+
+@pytest.fixture(autouse=True)
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let both services write files below the test's folder."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+
+
+def replayed(run: Path, to: Path, name: str, *, rounds: int, known: Path | None = None) -> list[str]:
+    """Follow a run that ends after some rounds, from the lines of a finished one; return the notes."""
+    notes: list[str] = []
+    to.mkdir()
+    shutil.copy(run / "manifest.json", to)
+    if known is not None:
+        shutil.copy(known / FILE, to)
+    lines = list(read_metrics(run))
+    observer = RunCallbacks(on_note=notes.append)
+    with track_during_run(to, name, observer) as followed:
+        for number in range(1, rounds + 1):
+            written = [line for line in lines if line["round"] + (line["kind"].endswith("aggregate")) <= number]
+            (to / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in written))
+            followed.on_round(number, rounds, None)
+        if rounds == lines[-1]["round"]:  # with the last evaluation
+            shutil.copy(run / "metrics.jsonl", to)
+            shutil.copy(run / "summary.json", to)
+    return notes
+
+
+def mlflow_curves(run: Path) -> tuple[Any, Curves]:
+    from mlflow import MlflowClient
+
+    client, entry = MlflowClient(), json.loads((run / FILE).read_text())["mlflow"]["id"]
+    found = client.get_run(entry)
+    histories = {name: client.get_metric_history(entry, name) for name in found.data.metrics}
+    assert all(len({each.step for each in history}) == len(history) for history in histories.values())
+    return found, {name: {each.step: each.value for each in history} for name, history in histories.items()}
+
+
+def wandb_records(content: bytes) -> Iterator[bytes]:
+    """Yield the records of W&B's file, a LevelDB log: blocks of 32 KiB of chunks, each with CRC, length and type."""
+    assert content[:4] == b":W&B"
+    position, parts = 7, b""
+    while position + 7 <= len(content):
+        left = 32_768 - position % 32_768
+        if left < 7:
+            position += left
+            continue
+        length, kind = struct.unpack_from("<HB", content, position + 4)
+        parts += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # a whole record, or its last chunk
+            yield parts
+            parts = b""
+
+
+def wandb_curves(run: Path) -> tuple[str, Curves]:
+    """Read the file that `wandb sync` would send."""
+    from wandb.proto import wandb_internal_pb2
+
+    (file,) = run.glob("wandb/offline-run-*/run-*.wandb")
+    found: Curves = {}
+    config = ""
+    for data in wandb_records(file.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        if record.WhichOneof("record_type") == "run":
+            config += str(record.run.config)
+        elif record.WhichOneof("record_type") == "history":
+            step = record.history.step.num
+            for item in record.history.item:
+                name = item.key or "/".join(item.nested_key)
+                found.setdefault(name, {})[step] = json.loads(item.value_json)
+    return config, found
+
+
+def expected(run: Path, kind: str, name: str) -> dict[int, float]:
+    return {row["round"]: row[name] for row in read_metrics(run) if row["kind"] == kind}
+
+
+def test_mlflow_has_every_round_once_also_of_a_resumed_run(federate: Federate, tmp_path: Path) -> None:
+    """The second part repeats the first rounds of the file, and continues the same entry."""
+    run = federate("hyperfl", num_rounds=4)
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert replayed(run, first, "mlflow", rounds=2) == []
+    entry, curves = mlflow_curves(first)
+    assert entry.info.status == "FAILED"  # it ended without a summary
+    assert curves["accuracy/personalized"].keys() == {1, 2}
+    assert replayed(run, second, "mlflow", rounds=4, known=first) == []
+    again, curves = mlflow_curves(second)
+    assert (again.info.run_id, again.info.status) == (entry.info.run_id, "FINISHED")
+    assert curves["accuracy/personalized"] == expected(run, "train", "personalized_accuracy")
+    assert curves["accuracy/aggregate"] == expected(run, "aggregate", "aggregate_accuracy")
+    summary = json.loads((run / "summary.json").read_text())
+    assert curves["result/test_accuracy"] == {0: summary["test_accuracy"]}
+    assert again.data.params["method"] == "hyperfl"
+    assert not set(again.data.params) & trackers.OF_THIS_MACHINE
+    assert not any("client 0" in name for name in curves)
+
+
+def test_wandb_has_every_round(federate: Federate, tmp_path: Path) -> None:
+    run = federate("fedavg", num_rounds=3)
+    assert replayed(run, tmp_path / "run", "wandb", rounds=3) == []
+    config, curves = wandb_curves(tmp_path / "run")
+    assert curves["accuracy/personalized"] == pytest.approx(expected(run, "train", "personalized_accuracy"))
+    assert curves["accuracy/aggregate"] == pytest.approx(expected(run, "aggregate", "aggregate_accuracy"))
+    assert "num-rounds" in config
+    assert str(tmp_path / "run-") not in config
+
+
+def test_a_service_that_fails_stops_nothing(
+    federate: Federate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is one note, and the run goes on."""
+
+    class Broken:
+        def begin(self, *_: object) -> str:
+            raise ConnectionError("nobody answers")
+
+    monkeypatch.setitem(trackers.TRACKERS, "mlflow", (Broken, "mlflow", ""))  # type: ignore[arg-type]
+    notes = replayed(federate("local"), tmp_path / "run", "mlflow", rounds=2)
+    assert notes == ["nothing more is sent to mlflow: ConnectionError: nobody answers"]
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(ConfigError, match="--track must be mlflow or wandb, got 'aim'"):
+        require_tracker("aim")
+    text = "--track wandb needs the package wandb, which is not installed: python -m pip install 'wandb>=0.18,<1'"
+    with pytest.raises(InstallationError, match=re.escape(text)):
+        require_tracker("wandb", lambda _: None)
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> list[str]:
+    """Return the command for a small run."""
+    settings = {"local-epochs": 1, "data.train-samples": 40, "data.test-samples": 20}
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    return [
+        "run",
+        "--method",
+        "fedavg",
+        "--num-clients",
+        "2",
+        "--num-rounds",
+        "1",
+        *words,
+        "--output",
+        str(tmp_path / "r"),
+    ]
+
+
+def test_the_command(arguments: list[str], tmp_path: Path, call: Call) -> None:
+    code, _, err = call(*arguments, "--track", "mlflow")
+    assert code == 0, err
+    entry, curves = mlflow_curves(tmp_path / "r")
+    assert entry.info.status == "FINISHED"
+    assert curves["accuracy/personalized"].keys() == {1}
+    code, _, err = call("run", "--track", "aim")
+    assert code == 2
+    assert "--track must be mlflow or wandb, got 'aim'" in err
