@@ -5,6 +5,7 @@ between the same clients, whose interval is narrower than that of two separate m
 """
 
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -240,15 +241,17 @@ def _answer(group: Group) -> str:
 
 def _notes(groups: Sequence[Group], reference: Group) -> list[str]:
     runs = [run for group in groups for run in group.runs]
+    common = os.path.commonpath([run.path.parent for run in runs])
+    names = {run.path: run.path.relative_to(common).as_posix() for run in runs}
     notes = []
     if len({run.settings["dataset"] for run in runs}) > 1:
         notes.append("The runs are on different data sets.")
-    if unfinished := [run.path.name for run in runs if run.manifest["status"] != "completed"]:
+    if unfinished := [names[run.path] for run in runs if run.manifest["status"] != "completed"]:
         notes.append(f"Not complete: {', '.join(unfinished)}.")
     if len({run.summary["rounds"] for run in runs}) > 1:
         notes.append("The runs have different numbers of rounds.")
     for found in (majority_text, fall_text):
-        notes += [f"{run.path.name}: {text}." for run in runs if (text := found(run.summary))]
+        notes += [f"{names[run.path]}: {text}." for run in runs if (text := found(run.summary))]
     if any(has_secure_sums(run.manifest) for run in runs):
         notes.append("Numbers of single clients are not known of runs with secure sums; their clients are not paired.")
     elif any(group.difference is None for group in groups if group is not reference):

@@ -1,6 +1,8 @@
 """Warnings where the models are no better than always saying the most common class, and where training got worse."""
 
 import json
+import shutil
+from pathlib import Path
 
 from federations import Federate
 
@@ -56,3 +58,12 @@ def test_the_best_round_is_that_of_the_highest_mean(federate: Federate) -> None:
     assert (summary["best_round"], summary["best_accuracy"]) == (2, 0.99)
     assert "Training has got worse" in write_report(run).read_text()
     assert any("was highest after round 2, 99.00 %" in note for note in compare([run, federate("local")]).notes)
+
+
+def test_runs_with_the_same_name_are_told_apart(federate: Federate, tmp_path: Path) -> None:
+    """As in a sweep, where each run's folder is called seed-N."""
+    for method in ("local", "fedavg"):
+        shutil.copytree(federate(method, learning_rate=1e-9), tmp_path / method / "digits" / "seed-0")
+    notes = compare([tmp_path / method / "digits" / "seed-0" for method in ("local", "fedavg")]).notes
+    for method in ("local", "fedavg"):
+        assert any(note.startswith(f"{method}/digits/seed-0: the personalized accuracy") for note in notes)
