@@ -141,7 +141,7 @@ PRIVACY_COST = {
 TABLES: Mapping[str, Mapping[str, Table]] = {
     "privacy/differential-privacy.md": {
         f"client-privacy-{column}": Table(records="client-privacy", column=column, numbers=PRIVACY_COST)
-        for column in ("n20-r10", "n20-r50")
+        for column in ("n20-r10", "n20-r50", "n100-r10")
     },
 }
 """Tables by page, below docs/, and by the name in their marks."""
