@@ -6,7 +6,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -160,6 +160,31 @@ def with_resume_hint(planned: Plan, observer: RunCallbacks, words: str = "") -> 
         problem = str(error).replace(hint, "").replace(plain, "").rstrip()
         parts = [problem, hint] if (directory / "manifest.json").is_file() else [problem]
         raise RunFailedError("\n".join(parts)) from None
+
+
+@contextlib.contextmanager
+def updated_every_round(
+    observer: RunCallbacks, update: Callable[[], None], finish: Callable[[], None]
+) -> Iterator[RunCallbacks]:
+    """Call a function whenever rounds have finished, and another one at the end of the run.
+
+    Args:
+        observer: Observer that still receives everything.
+        update: Function that is called before the observer hears of a round.
+        finish: Function that is called at the end, also of a run that fails.
+
+    Yields:
+        The observer to follow the run with.
+    """
+
+    def on_round(finished: int, total: int, accuracy: float | None) -> None:
+        update()
+        observer.on_round(finished, total, accuracy)
+
+    try:
+        yield replace(observer, on_round=on_round)
+    finally:
+        finish()
 
 
 class _Rounds:

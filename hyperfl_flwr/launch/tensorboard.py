@@ -4,17 +4,16 @@ The event files are written from metrics.jsonl only. A resumed run rewrites metr
 checkpoint; then the event files are rewritten, too, so that no step occurs twice.
 """
 
-import contextlib
 import importlib.util
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyperfl_flwr.core.errors import InstallationError, RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.launch.follow import RunCallbacks
+from hyperfl_flwr.launch.follow import RunCallbacks, updated_every_round
 from hyperfl_flwr.runs.metrics_tail import NewRecords
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.runs.run_directory import Record, has_secure_sums, read_manifest, trained_settings
@@ -110,9 +109,8 @@ class EventFiles:
         return results(json.loads((self._run / "summary.json").read_text()))
 
 
-@contextlib.contextmanager
-def write_during_run(run: Path, observer: RunCallbacks) -> Iterator[RunCallbacks]:
-    """Write a run's event files during the run; yields the observer to follow the run with.
+def write_during_run(run: Path, observer: RunCallbacks) -> AbstractContextManager[RunCallbacks]:
+    """Write a run's event files during the run; returns a context of the observer to follow the run with.
 
     Args:
         run: Folder of the run, which need not exist yet.
@@ -122,15 +120,7 @@ def write_during_run(run: Path, observer: RunCallbacks) -> Iterator[RunCallbacks
         InstallationError: If TensorBoard is not installed.
     """
     files = EventFiles(run)
-
-    def on_round(finished: int, total: int, accuracy: float | None) -> None:
-        files.update()
-        observer.on_round(finished, total, accuracy)
-
-    try:
-        yield replace(observer, on_round=on_round)
-    finally:
-        files.finish()
+    return updated_every_round(observer, files.update, files.finish)
 
 
 def write_event_files(run: Path, *, per_client: bool = False) -> Path:

@@ -12,14 +12,14 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
 from hyperfl_flwr.core.errors import ConfigError, InstallationError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import write_atomically
-from hyperfl_flwr.launch.follow import RunCallbacks
+from hyperfl_flwr.launch.follow import RunCallbacks, updated_every_round
 from hyperfl_flwr.runs.metrics_tail import NewRecords
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.runs.run_directory import read_manifest, trained_settings
@@ -217,9 +217,8 @@ def _finite(numbers: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
-@contextlib.contextmanager
-def track_during_run(run: Path, name: str, observer: RunCallbacks) -> Iterator[RunCallbacks]:
-    """Send a run's numbers to a service during the run; yields the observer to follow the run with.
+def track_during_run(run: Path, name: str, observer: RunCallbacks) -> AbstractContextManager[RunCallbacks]:
+    """Send a run's numbers to a service during the run; returns a context of the observer to follow the run with.
 
     Args:
         run: Folder of the run, which need not exist yet.
@@ -232,12 +231,4 @@ def track_during_run(run: Path, name: str, observer: RunCallbacks) -> Iterator[R
     """
     require_tracker(name)
     tracked = Tracked(run, name, observer.on_note)
-
-    def on_round(finished: int, total: int, accuracy: float | None) -> None:
-        tracked.update()
-        observer.on_round(finished, total, accuracy)
-
-    try:
-        yield replace(observer, on_round=on_round)
-    finally:
-        tracked.finish()
+    return updated_every_round(observer, tracked.update, tracked.finish)
