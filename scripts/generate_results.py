@@ -31,6 +31,16 @@ def in_percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
+def one_digit(value: float) -> str:
+    """Format a number with a digit after the point."""
+    return f"{value:.1f}"
+
+
+def two_digits(value: float) -> str:
+    """Format a number with two digits after the point."""
+    return f"{value:.2f}"
+
+
 def short(value: float) -> str:
     """Format a number with three digits."""
     return f"{value:.3g}"
@@ -46,19 +56,22 @@ class Table:
         numbers: For each heading the number's place and its format. A place is a key of summary.json, with a dot for a
             key inside another one, or `settings:KEY`.
         rows: The study's rows that are shown; empty for all.
+        paper: Heading of a last number, the paper's; empty for none.
     """
 
     records: str
     column: str
     numbers: Mapping[str, tuple[str, Format]]
     rows: Sequence[str] = ()
+    paper: str = ""
 
     def lines(self) -> list[str]:
         """Return the table in Markdown, and a line on where its numbers come from."""
         records = read_records(find_records(self.records))
         study = load_study(records.study_manifest.study)
         stale = stale_cells(study, records)
-        lines = ["| | " + " | ".join(self.numbers) + " |", "|---|" + "---:|" * len(self.numbers)]
+        headings = [*self.numbers, *([self.paper] if self.paper else [])]
+        lines = ["| | " + " | ".join(headings) + " |", "|---|" + "---:|" * len(headings)]
         shown = []
         for row in study.rows:
             cells = [place for place in records.cells if place[:2] == (row.name, self.column)]
@@ -66,6 +79,9 @@ class Table:
                 continue
             mark = " (out of date)" if any(place in stale for place in cells) else ""
             values = [self._value(records, cells, key, text) for key, text in self.numbers.values()]
+            if self.paper:
+                found = study.paper.get((row.name, self.column))
+                values.append(f"{found.value:.2f}" if found else "")
             lines.append(f"| {row.label}{mark} | {' | '.join(values)} |")
             shown += cells
         return [*lines, "", _source(self, study, records, shown)]
@@ -138,15 +154,41 @@ PRIVACY_COST = {
     "aggregate": ("test_accuracy_aggregate", in_percent),
 }
 
+RECORD_PRIVACY = {
+    "personalized": ("test_accuracy", in_percent),
+    "aggregate": ("test_accuracy_aggregate", in_percent),
+    "ε": ("privacy.epsilon", short),
+}
+
+RECONSTRUCTION = {
+    "PSNR, dB": ("psnr", one_digit),
+    "SSIM": ("ssim", two_digits),
+    "best control, dB": ("control_psnr", one_digit),
+}
+
 TABLES: Mapping[str, Mapping[str, Table]] = {
     "privacy/differential-privacy.md": {
-        f"client-privacy-{column}": Table(records="client-privacy", column=column, numbers=PRIVACY_COST)
-        for column in ("n20-r10", "n20-r50", "n100-r10")
+        **{
+            f"private-table-1-{column}": Table(
+                records="private-table-1", column=column, numbers=RECORD_PRIVACY, paper="paper, 200 rounds"
+            )
+            for column in ("fashion-mnist-20", "cifar10-20")
+        },
+        **{
+            f"client-privacy-{column}": Table(records="client-privacy", column=column, numbers=PRIVACY_COST)
+            for column in ("n20-r10", "n20-r50", "n100-r10")
+        },
+        **{
+            f"private-table-3-{column}": Table(
+                records="private-table-3", column=column, numbers=RECONSTRUCTION, paper="paper"
+            )
+            for column in ("fashion-mnist", "cifar10")
+        },
     },
 }
 """Tables by page, below docs/, and by the name in their marks."""
 
-FIGURES: Mapping[str, Figure] = {}
+FIGURES: Mapping[str, Figure] = {"privacy-cost.png": Figure(records="client-privacy", kind="privacy-cost")}
 """Figures by picture, below docs/pictures/."""
 
 
