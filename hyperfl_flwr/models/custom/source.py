@@ -101,11 +101,11 @@ def _place(spec: ModuleSpec) -> Path:
 
 def _check_name(name: str, path: Path, folder: Path) -> None:
     top = top_level(name)
+    if top in LEFT_OUT or top.startswith("test_") or top.endswith("_test"):
+        raise ConfigError(f"target = {name}: Flower leaves {top} out of an app because of its name; rename {path}")
     other = PathFinder.find_spec(top, [place for place in sys.path if Path(place or ".").resolve() != folder.resolve()])
     if other is not None and not _is_copy(path, _place(other)):
         raise ConfigError(f"target = {name}: {path} has the name of an installed package and would hide it; rename it")
-    if top in LEFT_OUT or top.startswith("test_") or top.endswith("_test"):
-        raise ConfigError(f"target = {name}: Flower leaves {top} out of an app because of its name; rename {path}")
     if path.is_file() and path.suffix != ".py":
         raise ConfigError(f"target = {name}: {path} is not a Python source file; install it on all nodes instead")
 
