@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,22 +86,24 @@ def wandb_records(content: bytes) -> Iterator[bytes]:
 
 
 def wandb_curves(run: Path) -> tuple[str, Curves]:
-    """Read the file that `wandb sync` would send."""
+    """Read the file that `wandb sync` would send; W&B's own process may still be writing it when a run has ended."""
     from wandb.proto import wandb_internal_pb2
 
     (file,) = run.glob("wandb/offline-run-*/run-*.wandb")
+    deadline = time.monotonic() + 120
+    while True:
+        records = [wandb_internal_pb2.Record.FromString(data) for data in wandb_records(file.read_bytes())]
+        if any(record.WhichOneof("record_type") == "exit" for record in records):
+            break
+        assert time.monotonic() < deadline, f"{file} has no last record"
+        time.sleep(0.05)
     found: Curves = {}
-    config = ""
-    for data in wandb_records(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        if record.WhichOneof("record_type") == "run":
-            config += str(record.run.config)
-        elif record.WhichOneof("record_type") == "history":
-            step = record.history.step.num
+    for record in records:
+        if record.WhichOneof("record_type") == "history":
             for item in record.history.item:
                 name = item.key or "/".join(item.nested_key)
-                found.setdefault(name, {})[step] = json.loads(item.value_json)
+                found.setdefault(name, {})[record.history.step.num] = json.loads(item.value_json)
+    config = "".join(str(record.run.config) for record in records if record.WhichOneof("record_type") == "run")
     return config, found
 
 
