@@ -20,7 +20,7 @@ import torch
 from experiments.claims import TAKEN, alone, claimed, is_foreign
 from experiments.study import Cell, Study
 from hyperfl_flwr.app.resolved import resolved
-from hyperfl_flwr.config.run_config import RESUMABLE_CHANGES, default_settings
+from hyperfl_flwr.config.run_config import RESULT_NEUTRAL, default_settings
 from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import write_atomically
@@ -82,9 +82,8 @@ def read_study_manifest(folder: Path) -> StudyManifest:
 
 def without_machine_settings(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return settings without those of the machine, which do not change the results, in the order of their names."""
-    machine_settings = RESUMABLE_CHANGES - {"num-rounds"}
     return {
-        key: value for key, value in sorted(changes.items()) if key not in machine_settings or key.startswith("novel.")
+        key: value for key, value in sorted(changes.items()) if key not in RESULT_NEUTRAL or key.startswith("novel.")
     }
 
 

@@ -95,11 +95,18 @@ class ITPFL(PFedHN):
 
     @classmethod
     def check(cls, config: RunConfig, input_shape: Sequence[int]) -> None:
-        """Refuse noise on descriptors that contain maxima, and several target networks.
+        """Refuse noise on descriptors that contain maxima, several target networks, and an end before the last phase.
 
         Raises:
-            ConfigError: If descriptors are to be noised and `it-pfl.pooling` is not `mean`, or `pfedhn.targets` is set.
+            ConfigError: If descriptors are to be noised and `it-pfl.pooling` is not `mean`, if `pfedhn.targets` is set,
+                or if validation data would decide about rounds and the last ones are a phase.
         """
+        if config.selects_rounds and config.section(ITPFLConfig).fine_tunes(config.num_rounds, config.num_rounds):
+            raise ConfigError(
+                f"early-stopping must be 0 and keep must be last with it-pfl, got {config.early_stopping} and "
+                f"{config.keep}: its last rounds, which tune the hypernetwork on descriptors, belong to the method; "
+                f"set it-pfl.fine-tune-rounds to 0, or choose the number of rounds with data.validation-fraction alone"
+            )
         if names := config.section(PFedHNConfig).targets:
             raise ConfigError(
                 f"pfedhn.targets must be empty with it-pfl, got {names}: its encoder has the layers of one network, "

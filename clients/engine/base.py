@@ -1,7 +1,7 @@
 """Base of all clients: parameter groups, private state, and the evaluation before and after training."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -12,18 +12,15 @@ from numpy.typing import NDArray
 from torch import nn
 
 from clients.engine.body_cohort import BodyCohort
-from clients.engine.client_model import ClientModel
 from clients.engine.cohort_training import CohortTraining
-from clients.engine.context import ClientContext, keep_evaluation, keep_model
+from clients.engine.context import ClientContext, keep_model
+from clients.engine.local_evaluation import LocalEvaluation
 from clients.engine.local_training import LocalTraining
-from clients.engine.parameter_groups import ParameterGroups
 from clients.engine.protected_upload import ProtectedUpload, protected_upload
-from clients.engine.reported_metrics import Kind, ReportedMetrics, score_metrics
+from clients.engine.reported_metrics import ReportedMetrics
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.core.device import send
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.flower.numpy_client import NumPyClient
-from hyperfl_flwr.metrics.classification import Scores, evaluate
 from hyperfl_flwr.models.groups import groups_of
 from hyperfl_flwr.models.layers.dropout import seed_dropout
 from hyperfl_flwr.models.pretrained.names import is_pretrained
@@ -32,10 +29,6 @@ from hyperfl_flwr.privacy.release import Release
 from hyperfl_flwr.protocol.arrays import SharedArrays, formed, layout_problem
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.protocol.queries import QuerySpec
-from hyperfl_flwr.training.local_sgd import Predict
-
-CHUNK = 2000
-"""Number of images of the global test set that are moved to the device at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +54,7 @@ class BegunRound:
     at: float = field(default_factory=time.perf_counter)
 
 
-class BaseClient(ParameterGroups, ClientModel, ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
+class BaseClient(LocalEvaluation, ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
     """A client whose model is a set of parameter groups, some shared with the server, some private.
 
     A method's client declares its groups, builds a module for each, and trains them. By default the groups are the
@@ -166,7 +159,7 @@ class BaseClient(ParameterGroups, ClientModel, ReportedMetrics, LocalTraining, P
         if context.budget is not None and self.uploaded_groups():
             # Before training: a process that is killed has spent it, too.
             context.budget.spend(self.round, release)
-        metrics: dict[str, Scalar] = score_metrics("aggregate", self._scored("aggregate", self.round - 1))
+        _, metrics = self.scored("aggregate", self.round - 1)
         spent = time.perf_counter() - began
         self.set_mode(training=True)
         path = (context.client, self.round)
@@ -199,13 +192,19 @@ class BaseClient(ParameterGroups, ClientModel, ReportedMetrics, LocalTraining, P
         metrics: dict[str, Scalar] = {**begun.metrics, **trained}
         self.check_release(begun.release, metrics)
         metrics |= self.spent_steps(begun.release)
-        metrics |= score_metrics("personalized", self._scored("personalized", self.round))
+        scores, scored = self.scored("personalized", self.round)
+        metrics |= scored
+        if context.config.keep == "best":
+            self.keep_best(scores, metrics)
         if self.round == context.config.num_rounds:
-            metrics |= self._global_accuracy("personalized", self.predictor)
+            metrics |= self.global_accuracy("personalized", self.predictor)
         # The version before must stay: the server may not count this round's reply, or resume from a checkpoint.
         self._store(self.round, {self.version, begun.kept_version})
         if context.keeps_model and self.is_network:
-            keep_model(context, self.target_state(), self.round, metrics)
+            if best := self.best:
+                keep_model(context, best.tensors, best.round, best.test_accuracy)
+            else:
+                keep_model(context, self.target_state(), self.round, scores.accuracy)
         uploaded, arrays = self.uploaded_groups(), self.uploaded_arrays()
         if context.config.privacy.clip_norm:  # the norm is that of the numbers that are sent
             arrays = [formed(array) for array in arrays]
@@ -219,9 +218,11 @@ class BaseClient(ParameterGroups, ClientModel, ReportedMetrics, LocalTraining, P
     def evaluate(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> tuple[float, int, dict[str, Scalar]]:
         """Evaluate the received parameters with the private ones on the client's test data; see `fit` and `receive`."""
         self.receive(self._named(parameters), config["version"])
-        scores = self._scored("aggregate", self.context.round)
-        everywhere = self._global_accuracy("aggregate", self.received_predictor)
-        return scores.mean_loss, scores.total, score_metrics("aggregate", scores) | everywhere
+        scores, metrics = self.scored("aggregate", self.context.round)
+        metrics |= self.global_accuracy("aggregate", self.received_predictor)
+        if self.context.config.keep == "best":
+            metrics |= self.scored_best()
+        return scores.mean_loss, scores.total, metrics
 
     def describe(self, received: SharedArrays, question: QuerySpec) -> tuple[SharedArrays, int]:
         """Return a descriptor of training samples and their number, for a method with an encoder.
@@ -243,32 +244,3 @@ class BaseClient(ParameterGroups, ClientModel, ReportedMetrics, LocalTraining, P
         if problem := layout_problem(*(dict.fromkeys(keys, np.zeros(0)) for keys in (self.keys(), received))):
             raise ValueError(problem)
         self._load(received, version)
-
-    def networks(self) -> Sequence[nn.Module]:
-        """Return all modules that are switched between training and evaluation; by default the groups' modules."""
-        return list(self.groups.values())
-
-    def set_mode(self, *, training: bool) -> None:
-        """Switch BatchNorm between batch (training) and running statistics, and Dropout on (training) or off."""
-        for module in self.networks():
-            module.train(training)
-
-    def _scored(self, kind: Kind, after_round: int) -> Scores:
-        """Evaluate a kind of model on the client's test data; on a deployed node, also store the results."""
-        data = self.context.data
-        self.set_mode(training=False)
-        predict = self.received_predictor() if kind == "aggregate" else self.predictor()
-        scores = evaluate(predict, data.test_images, data.test_labels)
-        if self.context.keeps_evaluations:
-            keep_evaluation(self.context, kind, after_round, scores)
-        return scores
-
-    def _global_accuracy(self, kind: str, predictor: Callable[[], Predict]) -> dict[str, Scalar]:
-        """Return the accuracy on all test data of the data set; empty without `data.global-test`."""
-        if self.context.global_test is None:
-            return {}
-        images, labels = self.context.global_test
-        predict, device = predictor(), self.context.device
-        parts = zip(torch.split(images, CHUNK), torch.split(labels, CHUNK), strict=True)
-        correct = sum(evaluate(predict, send(some, device), send(truth, device)).correct for some, truth in parts)
-        return {f"{kind}-global-accuracy": correct / len(labels)}

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from flwr.app import ConfigScalar as Scalar
 from torch import Tensor
 
 from hyperfl_flwr.config.run_config import RunConfig
@@ -129,16 +128,14 @@ def keep_evaluation(context: ClientContext, kind: str, after_round: int, scores:
     kept.added(entry, scores.confusion.tolist()).write(folder)
 
 
-def keep_model(
-    context: ClientContext, tensors: Mapping[str, Tensor], server_round: int, metrics: Mapping[str, Scalar]
-) -> None:
+def keep_model(context: ClientContext, tensors: Mapping[str, Tensor], server_round: int, accuracy: float) -> None:
     """Save a client's model next to its private state, for the node's owner.
 
     Args:
         context: The client's context.
         tensors: Values of the target network by name.
         server_round: The round of the local training.
-        metrics: The client's metrics of that round.
+        accuracy: Accuracy on the client's test data, in [0, 1]; NaN without test data.
     """
     kept = KeptModel(
         client=context.client,
@@ -146,8 +143,8 @@ def keep_model(
         round=server_round,
         method=context.config.method,
         dataset=title_of(context.config.dataset),
-        accuracy=float(metrics["personalized-accuracy"]),
-        test_examples=int(metrics["test-examples"]),
+        accuracy=accuracy,
+        test_examples=len(context.data.test_labels),
         recipe=TargetRecipe(
             target=context.config.target,
             input_shape=tuple(context.data.train_images.shape[1:]),

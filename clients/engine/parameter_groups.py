@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from clients.engine.best_model import BestModel
 from clients.engine.context import ClientContext
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.device import send
@@ -24,12 +25,14 @@ class ParameterGroups:
     Attributes:
         context: The client's context.
         groups: Module of each group.
+        best: The client's best model so far, with `keep = best`; None before its first local training.
         shared: Names of the shared groups, and the reduction of each on the server.
         private: Names of the groups that never leave the node.
     """
 
     context: ClientContext
     groups: dict[str, nn.Module]
+    best: BestModel | None = None
     shared: ClassVar[Mapping[str, Reduction]] = {}
     private: ClassVar[tuple[str, ...]] = ()
 
@@ -47,6 +50,11 @@ class ParameterGroups:
     def kept_groups(cls, config: RunConfig) -> tuple[str, ...]:
         """Return the private groups that are stored with some settings; by default all of `private`."""
         return cls.private
+
+    @classmethod
+    def keeps_state(cls, config: RunConfig) -> bool:
+        """Return whether anything of a client is stored on its node: private groups, or its best model."""
+        return bool(cls.kept_groups(config)) or config.keep == "best"
 
     def exchanged_groups(self) -> tuple[str, ...]:
         """Return the shared groups that are exchanged in this round; by default all."""
@@ -73,7 +81,8 @@ class ParameterGroups:
         return dict(zip(keys, parameters, strict=True))
 
     def _load(self, received: SharedArrays, version: int) -> None:
-        kept = self.kept_groups(self.context.config)
+        config = self.context.config
+        kept = self.kept_groups(config)
         if version == INITIAL:
             private = {
                 f"{group}/{name}": tensor
@@ -81,8 +90,10 @@ class ParameterGroups:
                 for name, tensor in tensors.items()
             }
         else:
-            stored = self.context.state.load(version) if kept else {}
+            stored = self.context.state.load(version) if self.keeps_state(config) else {}
             private = {key: torch.tensor(value) for key, value in stored.items()}
+            if config.keep == "best":
+                self.best = BestModel.of(private)
         tensors = {key: self.received_tensor(key, value) for key, value in received.items()} | private
         for group in (*self.exchanged_groups(), *kept):
             self.load_group(group, tensors)
@@ -110,14 +121,16 @@ class ParameterGroups:
         module.load_state_dict(values, assign=True)
 
     def _store(self, version: int, kept: set[int]) -> None:
-        groups = self.kept_groups(self.context.config)
-        if not groups:
+        config = self.context.config
+        if not self.keeps_state(config):
             return
         arrays = {
             f"{group}/{name}": to_numpy(tensor)
-            for group in groups
+            for group in self.kept_groups(config)
             for name, tensor in self.groups[group].state_dict().items()
         }
+        if self.best is not None:
+            arrays |= self.best.to_store()
         if key := not_finite(arrays):
             raise diverged(key)
         self.context.state.save(version, arrays)

@@ -8,8 +8,8 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.metrics.classification import Scores
 from hyperfl_flwr.protocol.secure_sums.header import Phase
 
-Kind = Literal["aggregate", "personalized"]
-"""Kind of model that is evaluated: as received, or after local training."""
+Kind = Literal["aggregate", "personalized", "kept"]
+"""Kind of model that is evaluated: as received, after local training, or that which `keep = best` keeps."""
 
 
 class ReportedMetrics:
@@ -27,14 +27,20 @@ class ReportedMetrics:
             phase: `train` for the metrics of `BaseClient.fit`, `evaluate` for those of `BaseClient.evaluate`.
             server_round: The federated round, from 1.
         """
-        everywhere = config.data.global_test
+        everywhere, selects = config.data.global_test, config.selects_rounds
+        aggregate = (*score_names("aggregate"), *((validation_name("aggregate"),) if selects else ()))
         if phase == "evaluate":
-            return (*score_names("aggregate"), *(("aggregate-global-accuracy",) if everywhere else ()))
+            return (
+                *aggregate,
+                *(("aggregate-global-accuracy",) if everywhere else ()),
+                *((*score_names("kept"), validation_name("kept")) if config.keep == "best" else ()),
+            )
         last = everywhere and server_round == config.num_rounds
         return (
-            *score_names("aggregate"),
+            *aggregate,
             *cls.training_metrics(config),
             *score_names("personalized"),
+            *((validation_name("personalized"),) if selects else ()),
             *(("personalized-global-accuracy",) if last else ()),
         )
 
@@ -45,15 +51,20 @@ class ReportedMetrics:
 
 
 def score_names(kind: Kind) -> tuple[str, ...]:
-    """Return the names of the numbers that every evaluation of a kind of model has, `aggregate` or `personalized`."""
+    """Return the names of the numbers that every evaluation of a kind of model has."""
     return f"{kind}-accuracy", f"{kind}-loss", f"{kind}-balanced-accuracy", f"{kind}-macro-f1"
+
+
+def validation_name(kind: Kind) -> str:
+    """Return the name of the accuracy of a kind of model on validation data that decide about rounds."""
+    return f"{kind}-validation-accuracy"
 
 
 def score_metrics(kind: Kind, scores: Scores) -> dict[str, Scalar]:
     """Return the numbers of an evaluation that leave the client, none of them about a single class.
 
     Args:
-        kind: Kind of model, `aggregate` or `personalized`.
+        kind: Kind of model.
         scores: Its predictions for the client's test data.
     """
     values = (scores.accuracy, scores.mean_loss, scores.balanced_accuracy, scores.macro_f1)

@@ -18,7 +18,8 @@ from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.models.provenance import find_kept, recorded_body
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 from hyperfl_flwr.runs.run_data import RunData
-from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest, settings_of
+from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest, read_metrics, settings_of
+from hyperfl_flwr.runs.validation import best_record, chooses_state, is_over
 from hyperfl_flwr.server.federation import Federation
 from hyperfl_flwr.server.handshake import Node
 from strategies.engine.base import BaseStrategy
@@ -38,6 +39,7 @@ class Restored:
         data: Description of the training data.
         recipe: Network, input and classes of the models.
         simulated: Whether the clients' private state is in the run's folder, and not on their owners' nodes.
+        is_complete: Whether the run has ended before `num-rounds` as planned, or has this as its best state.
     """
 
     run: Path
@@ -48,6 +50,7 @@ class Restored:
     data: RunData
     recipe: TargetRecipe
     simulated: bool
+    is_complete: bool
 
     @property
     def round(self) -> int:
@@ -57,7 +60,7 @@ class Restored:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes for the user about the run."""
-        if self.round == self.config.num_rounds:
+        if self.is_complete or self.round == self.config.num_rounds:
             return ()
         return (f"{self.run} has only reached round {self.round} of {self.config.num_rounds}",)
 
@@ -78,12 +81,14 @@ def method_of(run: Path) -> str:
     return name
 
 
-def restored(run: Path, changes: Mapping[str, Scalar] | None = None) -> Restored:
-    """Restore a run from its last checkpoint.
+def restored(run: Path, changes: Mapping[str, Scalar] | None = None, *, best: bool = False) -> Restored:
+    """Restore a run from a checkpoint.
 
     Args:
         run: Folder of the run.
         changes: Settings of this machine (`data-root`, `device`).
+        best: Whether a complete run with `keep = best` is restored from its best checkpoint, and not from its last one.
+            The clients' private state may be missing.
 
     Raises:
         RunDirectoryError: If the folder is not a run's, or has no checkpoint.
@@ -96,10 +101,13 @@ def restored(run: Path, changes: Mapping[str, Scalar] | None = None) -> Restored
     checkpoints = Checkpoints(run / "checkpoints")
     if not (rounds := checkpoints.rounds()):
         raise RunDirectoryError(f"{run} has no checkpoint yet; wait for one, or resume the run")
+    number = rounds[-1]
+    if best and manifest["status"] == "completed" and chooses_state(settings_of(run)):
+        number = best_record(read_metrics(run), "aggregate").get("round", number)
     data = RunData.read(manifest)
     recipe = _recipe_of_nodes(run, config, data) if data.source == "nodes" else _recipe(config)
     strategy = new_strategy(config, _no_federation(recipe), experiment=manifest["experiment"], run_directory=str(run))
-    arrays = restore(strategy, checkpoints, rounds[-1])
+    arrays = restore(strategy, checkpoints, number)
     return Restored(
         run=run,
         experiment=manifest["experiment"],
@@ -109,6 +117,8 @@ def restored(run: Path, changes: Mapping[str, Scalar] | None = None) -> Restored
         data=data,
         recipe=replace(recipe, body=recorded_body(manifest)),
         simulated=is_simulation(manifest),
+        is_complete=manifest["status"] == "completed"
+        and (number != rounds[-1] or is_over(strategy.progress, config.early_stopping)),
     )
 
 

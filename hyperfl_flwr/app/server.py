@@ -112,7 +112,9 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
     else:
         directory = RunDirectory(Path(config.resume))
         try:
-            last_round = resume_round(config, resolved(config), keeps_state=bool(client_of(config.method).private))
+            last_round = resume_round(
+                config, resolved(config), keeps_state=client_of(config.method).keeps_state(config)
+            )
             federation = roster.gather(resumed=True)
             refuse_other_source(federation, config.target, config.lpm.weights)
             refuse_other_nodes(read_manifest(directory.path), roster.num_nodes)

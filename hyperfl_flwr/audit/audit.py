@@ -123,6 +123,8 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         "data.test-samples": TEST_SAMPLES,
         "data.augmentation": "none",
         "data.global-test": False,
+        "early-stopping": 0,
+        "keep": "last",
         "audit.clients": ",".join(map(str, range(number))) if METHODS[str(settings["method"])].uploads else "",
         "audit.rounds": "all",
         "secagg.enabled": False,  # single uploads are recorded, and summed for the attacks

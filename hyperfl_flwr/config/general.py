@@ -83,6 +83,21 @@ class FederationConfig(Section):
         "with `seed`; the same ones if the run is repeated or resumed. Their accuracy is reported with its standard "
         "error.",
     )
+    early_stopping: NonNegative = setting(
+        0,
+        "Number of rounds after which training ends if the mean accuracy on validation data has not risen in them, "
+        "neither of the models after local training nor of the received ones. 0: it goes on for `num-rounds`. Needs "
+        "`data.validation-fraction`. A resumed run may have more; with `keep = last`, not 0 instead of a number, or "
+        "the reverse.",
+        resumable=True,
+    )
+    keep: Literal["last", "best"] = setting(
+        "last",
+        "Models that a run keeps. `last`: those of the last round. `best`: of each client the one with its highest "
+        "accuracy on validation data after local training, and the global state with the highest mean accuracy, each "
+        "the last of several. The summary's accuracies, on test data, are of them. Needs `data.validation-fraction`; "
+        "every round writes a checkpoint and, of each client, a model.",
+    )
     target_accuracy: Share = setting(
         0.0,
         "Mean test accuracy of which the run reports the first round that reaches it, for personalized and for "

@@ -65,6 +65,9 @@ def default_settings() -> dict[str, Scalar]:
 RESUMABLE_CHANGES = frozenset(key for key, setting in all_settings().items() if setting.resumable)
 """Settings that a resumed run may change; `num-rounds` may only grow. All others determine the training."""
 
+RESULT_NEUTRAL = RESUMABLE_CHANGES - {"num-rounds", "early-stopping"}
+"""Settings that do not change the results of a run: of its machine, its nodes and its records."""
+
 TRAINING_AUTOS = frozenset(
     setting.key
     for topic in topics()
@@ -132,6 +135,27 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
                     )
         return self
 
+    @model_validator(mode="after")
+    def _validation_data(self) -> Self:
+        asked = "early-stopping" if self.early_stopping else "keep = best" if self.keep == "best" else ""
+        if asked and not self.data.validation_fraction:
+            raise ValueError(
+                f"data.validation-fraction must be above 0 with {asked}, which needs validation data; 0.2 holds back a "
+                f"fifth of each client's training samples"
+            )
+        if self.data.global_test and self.data.validation_fraction and not asked:
+            raise ValueError(
+                "data.global-test must be false with data.validation-fraction, with which test data are not used"
+            )
+        if self.data.global_test and asked:
+            raise ValueError(f"data.global-test must be false with {asked}: it is of the models of the last round only")
+        return self
+
+    @property
+    def selects_rounds(self) -> bool:
+        """Whether validation data decide about rounds; they are then evaluated beside the test data in each round."""
+        return self.early_stopping > 0 or self.keep == "best"
+
     @property
     def targets(self) -> Sequence[str]:
         """Names of the clients' target networks: client i trains the one at position i modulo their number."""
@@ -180,6 +204,7 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
             shards_per_client=self.data.shards_per_client,
             augmentation=self.data.augmentation,
             validation_fraction=self.data.validation_fraction,
+            keeps_test=self.selects_rounds,
             sample_format=SampleFormat(
                 input_shape=parse_shape(self.data.input_shape),
                 classes=parse_classes(self.data.classes),

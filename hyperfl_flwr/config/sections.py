@@ -74,8 +74,9 @@ class DataConfig(Section):
     )
     validation_fraction: ShareBelowOne = setting(
         0.0,
-        "Share of each client's training samples that is held back and replaces its test samples, so that settings can "
-        "be chosen without test data.",
+        "Share of each client's training samples that is held back as validation data. With `early-stopping` or `keep "
+        "= best` they decide about rounds. Otherwise they replace the test samples, so that settings can be chosen "
+        "without test data.",
     )
     group_by: Grouping = setting(
         "auto",
@@ -124,13 +125,6 @@ class DataConfig(Section):
     @classmethod
     def _mean_and_std(cls, value: str) -> str:
         parse_normalisation(value)
-        return value
-
-    @field_validator("global_test")
-    @classmethod
-    def _needs_test_data(cls, value: bool, info: ValidationInfo) -> bool:
-        if value and info.data.get("validation_fraction"):
-            raise ValueError("must be false with data.validation-fraction, with which test data are not used")
         return value
 
 

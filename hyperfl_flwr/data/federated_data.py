@@ -6,18 +6,19 @@ images may not.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hyperfl_flwr.core.device import send
 from hyperfl_flwr.data.augmentation import Augmentation
+from hyperfl_flwr.data.client_data import ClientData
 from hyperfl_flwr.data.dataset import Dataset, IntArray, Split
 from hyperfl_flwr.data.digests import Digests, digests
 from hyperfl_flwr.data.partition.allocation import class_counts, reuse_report
@@ -34,53 +35,6 @@ CHUNK = 1000
 """Number of samples of which digests are computed at a time."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ClientData:
-    """Samples of one client, ready for a model.
-
-    Attributes:
-        train_images: Training samples, normalised: images float32 [n, C, H, W], or feature vectors [n, D].
-        train_labels: Training labels int64 [n].
-        test_images: Test samples, normalised: images float32 [m, C, H, W], or feature vectors [m, D].
-        test_labels: Test labels int64 [m].
-        augmentation: Augmentation of training batches; None for no augmentation.
-        num_classes: Number of classes K.
-    """
-
-    train_images: Tensor
-    train_labels: Tensor
-    test_images: Tensor
-    test_labels: Tensor
-    augmentation: Augmentation | None
-    num_classes: int
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the tensors in bytes."""
-        return sum(each.nbytes for each in (self.train_images, self.train_labels, self.test_images, self.test_labels))
-
-    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "ClientData":
-        """Return the same data on a device.
-
-        Args:
-            device: The target device.
-            dtype: Type of the images; None to keep it.
-
-        Returns:
-            A new object; it shares tensors that are already on the device.
-        """
-        where = torch.device(device)
-        train_images, test_images = (images.to(dtype=dtype) for images in (self.train_images, self.test_images))
-        return ClientData(
-            train_images=send(train_images, where),
-            train_labels=send(self.train_labels, where),
-            test_images=send(test_images, where),
-            test_labels=send(self.test_labels, where),
-            augmentation=self.augmentation,
-            num_classes=self.num_classes,
-        )
-
-
 class FederatedData:
     """Assignment of the samples of a data set to the clients of a federation.
 
@@ -93,7 +47,13 @@ class FederatedData:
     """
 
     def __init__(
-        self, *, dataset: Dataset, partition: str, train: Sequence[IntArray], test: Sequence[IntArray]
+        self,
+        *,
+        dataset: Dataset,
+        partition: str,
+        train: Sequence[IntArray],
+        test: Sequence[IntArray],
+        validation: Sequence[IntArray] = (),
     ) -> None:
         """Store a finished partition.
 
@@ -102,15 +62,17 @@ class FederatedData:
             partition: Name of the partition.
             train: Positions in ``dataset.train`` of each client's training samples.
             test: Positions in ``dataset.test`` of each client's test samples.
+            validation: Positions in ``dataset.train`` of each client's validation samples; empty without them.
         """
         self.dataset = dataset
         self.partition = partition
         self.num_clients = len(train)
         self._train = tuple(train)
         self._test = tuple(test)
+        self._validation = tuple(validation)
         self._digests: dict[int, Digests] = {}
         self._clients: OrderedDict[tuple[int, str], ClientData] = OrderedDict()
-        for indices in (*self._train, *self._test):
+        for indices in (*self._train, *self._test, *self._validation):
             indices.flags.writeable = False  # all callers that load the same settings share these arrays
         self.reuse = {
             "train": reuse_report(train, dataset.train.labels, dataset.num_classes),
@@ -124,6 +86,10 @@ class FederatedData:
     def test_indices(self, client: int) -> IntArray:
         """Return the sorted positions in ``dataset.test`` of one client's test samples."""
         return self._test[self._checked(client)]
+
+    def validation_indices(self, client: int) -> IntArray | None:
+        """Return the sorted positions in ``dataset.train`` of one client's validation samples; None without them."""
+        return self._validation[self._checked(client)] if self._validation else None
 
     def train_digests(self, client: int) -> Digests:
         """Return the digests of one client's training samples, computed once."""
@@ -165,6 +131,7 @@ class FederatedData:
         """Create one client's tensors on the CPU."""
         train_images, train_labels = self._tensors(self.dataset.train, self.train_indices(client))
         test_images, test_labels = self._tensors(self.dataset.test, self.test_indices(client))
+        held_back = self.validation_indices(client)
         black = tuple(-mean / std for mean, std in zip(self.dataset.mean, self.dataset.std, strict=True))
         return ClientData(
             train_images=train_images,
@@ -173,6 +140,7 @@ class FederatedData:
             test_labels=test_labels,
             augmentation=Augmentation(pad_value=black) if self.dataset.augment else None,
             num_classes=self.dataset.num_classes,
+            validation=None if held_back is None else self._tensors(self.dataset.train, held_back),
         )
 
     @cached_property
@@ -227,31 +195,43 @@ def load_local_data(settings: DataSettings, client: int) -> FederatedData:
 def _local(settings: DataSettings, client: int, dataset: Dataset) -> FederatedData:
     train = limited(settings, len(dataset.train), settings.train_samples, "train")
     test = limited(settings, len(dataset.test), settings.test_samples, "test")
-    dataset = _with_settings(settings, dataset)
-    if settings.validation_fraction:
-        train, test = split_validation(settings, {client: train}, dataset.train)[client]
-    no_indices = [np.arange(0) for _ in range(settings.num_clients)]
-    of_train, of_test = list(no_indices), list(no_indices)
-    of_train[client], of_test[client] = train, test
-    return FederatedData(dataset=dataset, partition="own", train=of_train, test=of_test)
+    divided = _divided(settings, dataset, {client: train}, {client: test})
+    parts = {
+        part: [found.get(each, np.arange(0)) for each in range(settings.num_clients)] if found else ()
+        for part, found in divided.items()
+    }
+    return FederatedData(dataset=_with_settings(settings, dataset), partition="own", **parts)
+
+
+def _divided(
+    settings: DataSettings, dataset: Dataset, train: Mapping[int, IntArray], test: Mapping[int, IntArray]
+) -> dict[Literal["train", "test", "validation"], Mapping[int, IntArray]]:
+    """Return the positions of the parts of the data by client, after validation samples have been held back."""
+    if not settings.validation_fraction:
+        return {"train": train, "test": test}
+    divided = split_validation(settings, train, dataset.train)
+    trained, held_back = ({client: parts[side] for client, parts in divided.items()} for side in (0, 1))
+    if settings.keeps_test:
+        return {"train": trained, "test": test, "validation": held_back}
+    return {"train": trained, "test": held_back}
 
 
 def _with_settings(settings: DataSettings, dataset: Dataset) -> Dataset:
     """Return the data set as the settings use it: without augmentation, or with validation instead of test data."""
     if settings.augmentation == "none":
         dataset = replace(dataset, augment=False)
-    # The validation samples are held back from the training data, so test positions refer to those.
-    return replace(dataset, test=dataset.train) if settings.validation_fraction else dataset
+    if settings.validation_fraction and not settings.keeps_test:
+        # The validation samples are held back from the training data, so test positions refer to those.
+        dataset = replace(dataset, test=dataset.train)
+    return dataset
 
 
 @lru_cache(maxsize=8)
 def _partitioned(settings: DataSettings, dataset: Dataset) -> FederatedData:
     name, train, test = assign(settings, dataset)
-    if settings.validation_fraction:
-        divided = split_validation(settings, dict(enumerate(train)), dataset.train)
-        train, test = ([parts[side] for parts in divided.values()] for side in (0, 1))
-    dataset = _with_settings(settings, dataset)
-    return FederatedData(dataset=dataset, partition=name, train=train, test=test)
+    divided = _divided(settings, dataset, dict(enumerate(train)), dict(enumerate(test)))
+    parts = {part: list(found.values()) for part, found in divided.items()}
+    return FederatedData(dataset=_with_settings(settings, dataset), partition=name, **parts)
 
 
 def normalised(samples: npt.NDArray[np.float32], mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:

@@ -50,7 +50,7 @@ class ShownProgress:
     def _on_log(self, lines: str) -> None:
         for line in lines.splitlines():
             is_progress = (
-                any(word in line for word in ("the phase ", "privacy: ", "target-accuracy: "))
+                any(word in line for word in ("the phase ", "privacy: ", "target-accuracy: ", "training ends after "))
                 or _NODE.search(line)
                 or (self._rounds and _ROUND.search(line))
             )

@@ -100,5 +100,5 @@ def check_resume(config: RunConfig) -> dict[str, Any]:
     manifest = read_manifest(path)
     refuse_other_model(manifest, config.target, config.lpm.weights)
     RunDirectory(path).close()  # raises if another process is writing there
-    resume_round(config, resolved(config), keeps_state=bool(client_of(config.method).private))
+    resume_round(config, resolved(config), keeps_state=client_of(config.method).keeps_state(config))
     return manifest

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperfl_flwr.config.run_config import RESUMABLE_CHANGES
+from hyperfl_flwr.config.run_config import RESULT_NEUTRAL
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.methods import METHODS, method_sections
@@ -26,7 +26,7 @@ LOCAL = "local"
 SEEDS = frozenset({"seed", "data.seed"})
 """Settings in which the runs of a group differ."""
 
-IGNORED = SEEDS | (RESUMABLE_CHANGES - {"num-rounds"})
+IGNORED = SEEDS | RESULT_NEUTRAL
 """Settings that make no groups: seeds, and those of the machine."""
 
 NUMBERS = (
@@ -216,9 +216,10 @@ def _have_same_clients(runs: Sequence[Run]) -> bool:
     """Return whether runs with equal seeds of the data have the same clients with the same test data."""
 
     def clients_of(run: Run) -> tuple[object, ...]:
-        # A division into validation and training data does not change the test data.
         chosen = {key: value for key, value in run.settings.items() if key.startswith("data.") and key not in SEEDS}
-        chosen.pop("data.validation-fraction", None)
+        if run.settings["early-stopping"] or run.settings["keep"] == "best":
+            # Validation data that decide about rounds do not replace the test data.
+            chosen["data.validation-fraction"] = 0.0
         return run.settings["dataset"], run.settings["num-clients"], sorted(chosen.items()), run.manifest.get("data")
 
     return all(clients_of(run) == clients_of(runs[0]) for run in runs)

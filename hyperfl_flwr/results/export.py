@@ -2,13 +2,13 @@
 
 A run measures two states of a client's model (docs/concepts.md). Either can be exported where it is stored:
 
-- `personalized`: the model after the client's last local training. Its accuracy in `metrics.jsonl` is the client's
-  `personalized_accuracy` of that round, which is the version of the private state in the last checkpoint. The private
-  state of some methods, such as `hyperfl`, `local` and `ditto`, contains this model; a node stores it for every method
-  (`hyperfl_flwr.node.saved_models`).
+- `personalized`: the model after the client's last local training; with `keep = best` after that of its best round by
+  validation data. Its accuracy in `metrics.jsonl` is the client's `personalized_accuracy` of that round. The private
+  state of some methods, such as `hyperfl` and `local`, and of all with `keep = best`, contains this model; a node
+  stores it for every method (`hyperfl_flwr.node.saved_models`).
 - `aggregate`: the model that the client receives: the shared parameters of the last checkpoint, with private parts
-  where they are not a whole model. Its accuracy is the `aggregate_accuracy` after the last round. Every run folder of a
-  simulation contains it.
+  where they are not a whole model. Its accuracy is the `aggregate_accuracy` after the last round. A simulation's folder
+  contains it. The global model, without a client, is with `keep = best` that of the best round.
 """
 
 import math
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from clients.engine.base import BaseClient
+from clients.engine.best_model import BestModel
 from clients.engine.context import ClientContext
 from hyperfl_flwr.app.methods import client_of, strategy_of
 from hyperfl_flwr.app.restore import Restored, restored
@@ -103,7 +104,7 @@ def model_of_run(
         RunDirectoryError: If the run has no such model, or does not store it in its folder.
         HyperFLError: If a file is missing or damaged.
     """
-    found = restored(run, changes)
+    found = restored(run, changes, best=client is None)
     if client is None:
         return _global_model(found, state)
     if not 0 <= client < found.config.num_clients:
@@ -112,9 +113,12 @@ def model_of_run(
     _refuse_more_than_a_network(found, client)
     member = restored_client(found, client)
     version = found.strategy.progress.versions[client]
+    if found.config.keep == "best" and state != "aggregate":
+        best = BestModel.of(_private(member, version))
+        return _exported(found, client, "personalized", best.round, best.tensors)
     # Only private state can contain the model after local training; the server never receives it.
-    keeps = bool(member.kept_groups(found.config))
-    own = member.personalized_model(_private(member, version)) if state != "aggregate" and keeps else None
+    keeps = state != "aggregate" and member.kept_groups(found.config)
+    own = member.personalized_model(_private(member, version)) if keeps else None
     if own is None:
         if state == "personalized":
             raise RunDirectoryError(
@@ -142,7 +146,7 @@ def _global_model(found: Restored, state: State | None) -> Exported:
 
 def _refuse_absent(found: Restored, client: int) -> None:
     """Refuse a client whose private parts are not in the run's folder."""
-    private = client_of(found.config.method).private
+    private = (*client_of(found.config.method).private, *(("best model",) if found.config.keep == "best" else ()))
     if private and not found.simulated:
         raise RunDirectoryError(
             f"the private parts of client {client} ({', '.join(private)}) are on its node; the node's owner can export "
@@ -262,14 +266,9 @@ def _folder_of(states: Path, client: int, experiment: str | None) -> Path:
             f"{states} has models of client {client} of several runs ({', '.join(runs)}); choose one with --run"
         )
     there = sorted({path.parent.relative_to(states).as_posix() for path in states.glob("**/client-*/model.npz")})
-    raise RunDirectoryError(
-        f"{states} holds no model of client {client}{f' of the run {experiment}' if experiment else ''}; "
-        + (
-            f"there are {', '.join(there)}"
-            if there
-            else "give a run's folder, or a node's state-dir with keep-model on"
-        )
-    )
+    of_run = f" of the run {experiment}" if experiment else ""
+    hint = f"there are {', '.join(there)}" if there else "give a run's folder, or a node's state-dir with keep-model on"
+    raise RunDirectoryError(f"{states} holds no model of client {client}{of_run}; {hint}")
 
 
 def write_exported(found: Exported, output: Path) -> list[Path]:

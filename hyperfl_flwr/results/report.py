@@ -14,6 +14,7 @@ from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.intervals import of_share
 from hyperfl_flwr.pages.figures import svg
 from hyperfl_flwr.pages.render import NOTHING, Settings, counted, interval_text, megabytes, percent, plain, write_page
+from hyperfl_flwr.runs.kept_models import KeptModels
 from hyperfl_flwr.runs.listed_clients import clients_per_node, is_listed, label_rows
 from hyperfl_flwr.runs.novel_results import means, read_novel
 from hyperfl_flwr.runs.plots import clients_figure, labels_figure, run_panels
@@ -28,7 +29,7 @@ from hyperfl_flwr.runs.run_directory import (
     settings_of,
     trained_settings,
 )
-from hyperfl_flwr.runs.summary import NOT_KNOWN, SCORES, LastTraining, fall_text, majority_text, summarise
+from hyperfl_flwr.runs.summary import NOT_KNOWN, SCORES, fall_text, majority_text, summarise
 
 MOST_FAILURES = 100
 """Largest number of failures that the report lists; a long run may have thousands, and all are in its folder."""
@@ -169,13 +170,15 @@ def _each_client(path: Path, summary: Mapping[str, Any]) -> Iterable[tuple[str, 
     """Yield a row for each client with an accuracy; none with secure sums, or of very many clients."""
     if summary["test_accuracy_per_client"] is None or summary["num_clients"] > MOST_CLIENTS:
         return
-    last = LastTraining(list(read_metrics(path)), summary["rounds"], summary["num_clients"])
-    names = ("personalized_accuracy", "test_examples", *(f"personalized_{name}" for name in SCORES), "majority_share")
-    for client, (accuracy, number, *others) in enumerate(zip(*map(last.numbers, names), strict=True)):
+    kept = KeptModels.of({"keep": summary["keep"]}, list(read_metrics(path)), summary["rounds"])
+    clients = kept.clients(summary["num_clients"])
+    of_model = [clients.numbers(name) for name in ("accuracy", *SCORES)]
+    of_data = [clients.numbers(name, of_kind=False) for name in ("test_examples", "majority_share")]
+    for client, (number, share, accuracy, *scores) in enumerate(zip(*of_data, *of_model, strict=True)):
         if accuracy is not None:
             total = int(number or 0)
             interval = interval_text(of_share(round(accuracy * total), total))
-            shares = (NOTHING if value is None else percent(value) for value in others)
+            shares = (NOTHING if value is None else percent(value) for value in (*scores, share))
             yield str(client), str(total), percent(accuracy), interval, *shares
 
 

@@ -28,6 +28,11 @@ class Progress:
         trainings: Number of requested client trainings so far.
         failed_trainings: Number of those that failed.
         failed_rounds: Number of consecutive rounds, up to this one, in which no sampled client finished.
+        best_validation: Highest mean accuracy on validation data by kind of model, `aggregate` and `personalized`;
+            empty without validation data that decide about rounds.
+        best_round: The round, the last of several, after which the models had that accuracy.
+        last_rise: The last round after which one of these accuracies was higher than ever before.
+        rounds_without_rise: Number of rounds with known accuracies since then.
     """
 
     round: int = 0
@@ -38,6 +43,10 @@ class Progress:
     trainings: int = 0
     failed_trainings: int = 0
     failed_rounds: int = 0
+    best_validation: dict[str, float] = field(default_factory=dict)
+    best_round: dict[str, int] = field(default_factory=dict)
+    last_rise: int = 0
+    rounds_without_rise: int = 0
 
 
 class Checkpoints:
@@ -53,12 +62,12 @@ class Checkpoints:
     def save(self, arrays: SharedArrays, progress: Progress) -> None:
         """Write a checkpoint; it is on disk when this returns.
 
-        Deletes older checkpoints except the last two and the one at which the run's last phase began. A run that is
-        resumed with more rounds continues from the latter.
+        Deletes older checkpoints except the last two, the best one by validation data, and the one at which the run's
+        last phase began. A run that is resumed with more rounds continues from the latter.
         """
         write_arrays(self.path(progress.round), arrays, asdict(progress))  # before any older one is deleted
         for number in self.rounds()[:-KEPT]:
-            if number != progress.last_phase_after:
+            if number not in (progress.last_phase_after, progress.best_round.get("aggregate")):
                 self.path(number).unlink(missing_ok=True)
 
     def load(self, number: int) -> tuple[SharedArrays, Progress]:

@@ -201,6 +201,9 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _draw_accuracy(axes: Axes, records: Sequence[Record]) -> None:
+    validation = _curve(records, "train", "personalized_validation_accuracy")
+    if validation[0]:
+        axes.plot(*validation, ":^", color=COLOURS[2], markersize=3, label="personalized, on validation data")
     _draw_curves(
         axes, _curve(records, "train", "personalized_accuracy"), _curve(records, "aggregate", "aggregate_accuracy")
     )

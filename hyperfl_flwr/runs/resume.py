@@ -11,6 +11,7 @@ from hyperfl_flwr.node.private_state import INITIAL, PrivateState
 from hyperfl_flwr.runs.checkpoint import Checkpoints, Progress
 from hyperfl_flwr.runs.novel_results import FILE
 from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest, read_metrics, trained_settings
+from hyperfl_flwr.runs.validation import is_over, over_text
 
 
 def resume_round(config: RunConfig, in_use: RunConfig, *, keeps_state: bool) -> int:
@@ -19,7 +20,7 @@ def resume_round(config: RunConfig, in_use: RunConfig, *, keeps_state: bool) -> 
     Args:
         config: The settings of the resumed run; `config.resume` is its folder.
         in_use: The same settings with numbers instead of `auto`, see `hyperfl_flwr.app.resolved`.
-        keeps_state: True if the method's clients have private groups.
+        keeps_state: True if the clients' nodes store something of them.
 
     Raises:
         RunDirectoryError: If the folder is not a run folder, a setting differs that must not, or nothing is left to do.
@@ -28,11 +29,9 @@ def resume_round(config: RunConfig, in_use: RunConfig, *, keeps_state: bool) -> 
     path = Path(config.resume)
     manifest = read_manifest(path)
     refuse_changes(trained_settings(manifest), config.flat(), in_use.flat())
-    done = int(manifest["settings"]["num-rounds"])
-    is_complete = manifest.get("status") == "completed" and config.num_rounds <= done
-    if is_complete and not _is_to_assess(path, manifest["settings"], config):
-        raise RunDirectoryError(f"the run in {path} is complete after {done} rounds; raise num-rounds to continue it")
     checkpoints = Checkpoints(path / "checkpoints")
+    if manifest.get("status") == "completed" and not _is_to_assess(path, manifest["settings"], config):
+        _refuse_complete(path, checkpoints, config)
     for number in reversed(checkpoints.rounds()):  # the newest suitable checkpoint
         _, progress = checkpoints.load(number)
         if _fits(progress, config):
@@ -40,6 +39,22 @@ def resume_round(config: RunConfig, in_use: RunConfig, *, keeps_state: bool) -> 
                 _check_states(path / "clients", str(manifest["experiment"]), progress)
             return number
     return 0
+
+
+def _refuse_complete(path: Path, checkpoints: Checkpoints, config: RunConfig) -> None:
+    """Refuse to resume a complete run in which no round is left to train."""
+    if not (rounds := checkpoints.rounds()):
+        raise RunDirectoryError(f"the run in {path} is complete, but has no checkpoint to continue it from")
+    _, progress = checkpoints.load(rounds[-1])
+    if config.num_rounds <= progress.round:
+        raise RunDirectoryError(
+            f"the run in {path} is complete after {progress.round} rounds; raise num-rounds to continue it"
+        )
+    if is_over(progress, config.early_stopping):
+        raise RunDirectoryError(
+            f"the run in {path} is complete: {over_text(progress, config.early_stopping)}; raise early-stopping to "
+            f"continue it"
+        )
 
 
 def begun_rounds(path: Path, manifest: Mapping[str, Any]) -> int:
@@ -116,6 +131,11 @@ def refuse_changes(old: Mapping[str, Scalar], new: Mapping[str, Any], in_use: Ma
     ]
     if int(new["num-rounds"]) < int(old["num-rounds"]):
         problems.append(f"num-rounds was {old['num-rounds']}, now {new['num-rounds']}; it may only grow")
+    if bool(old["early-stopping"]) != bool(new["early-stopping"]) and old["keep"] == new["keep"] == "last":
+        problems.append(
+            f"early-stopping was {old['early-stopping']}, now {new['early-stopping']}; it may change, but not to or "
+            f"from 0, since the validation data replace the test data with 0"
+        )
     if new["dp.epsilon"] and int(new["num-rounds"]) > int(old["num-rounds"]):
         problems.append(
             f"num-rounds was {old['num-rounds']}, now {new['num-rounds']}; with dp.epsilon it must stay, since the "

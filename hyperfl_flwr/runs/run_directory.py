@@ -44,7 +44,8 @@ Record = dict[str, Any]
 - `train`: means over the clients of a round's training, including the personalized (`own`) accuracy;
 - `aggregate`: means of the global state AFTER a round, measured at the start of the next one;
 - `client`: one client's numbers in a round's training;
-- `client-aggregate`: one client's accuracy with the global state after a round.
+- `client-aggregate`: one client's accuracy with the global state after a round;
+- `kept`, `client-kept`: the same of the clients' best models, after the last round, with `keep = best`.
 
 With secure sums there are no lines of single clients.
 """
@@ -102,14 +103,14 @@ class RunDirectory:
             os.fsync(file.fileno())
 
     def rewind(self, last_round: int) -> None:
-        """Remove the records of all rounds after `last_round`, the aggregate records of that round, and the result.
+        """Remove the records of all rounds after `last_round`, of that round all but those of training, and the result.
 
         The aggregate records of a round are measured at the start of the next round, which runs again.
         """
         kept = [
             record
             for record in read_metrics(self.path)
-            if record["round"] < last_round or (record["round"] == last_round and "aggregate" not in record["kind"])
+            if record["round"] < last_round or (record["round"] == last_round and record["kind"] in ("train", "client"))
         ]
         text = "".join(json.dumps(record) + "\n" for record in kept)
         write_atomically(self.path / "metrics.jsonl", text.encode())

@@ -10,10 +10,12 @@ from typing import Any, Self
 from hyperfl_flwr.metrics.intervals import Interval, of_mean
 from hyperfl_flwr.node.private_state import largest_state
 from hyperfl_flwr.runs.checkpoint import Checkpoints
+from hyperfl_flwr.runs.kept_models import KeptModels
 from hyperfl_flwr.runs.novel_results import flat_means, read_novel
 from hyperfl_flwr.runs.privacy_statement import PrivacyStatement
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.runs.run_directory import Record, has_secure_sums, is_simulation, read_manifest, read_metrics
+from hyperfl_flwr.runs.validation import best_record
 
 NOT_KNOWN = "not known: sums are secure"
 """Text in the place of a number that needs single clients, in a run with secure sums."""
@@ -42,7 +44,8 @@ def summarise(path: Path) -> dict[str, Any]:
     Returns:
         The content of summary.json. Accuracies are shares in [0, 1], over the clients' own test data; `test_accuracy`
         is the mean over all clients after their local training in the last round, `test_accuracy_aggregate` that of the
-        final global state with the clients' private parts. A client without a number (it failed in the last round, or
+        final global state with the clients' private parts. With `keep = best` both are of the best models by validation
+        data. A client without a number (it failed in the last round, or
         was not drawn) is None in the list and left out of the mean; `test_accuracy_num_clients` is the number of
         clients with one. `*_sem` is the standard error of a mean over drawn clients, None over all;
         `test_accuracy_interval` is the 95 % interval over clients of the same kind. With secure sums, the lists and the
@@ -61,10 +64,10 @@ def summarise(path: Path) -> dict[str, Any]:
     settings = manifest["settings"]
     target = float(settings.get("target-accuracy", 0))  # manifests of earlier versions lack it
     is_secure = has_secure_sums(manifest)
-    clients = None if is_secure else LastTraining(records, last, settings["num-clients"])
-    own = _Spread.of(clients.numbers("personalized_accuracy")) if clients else _Spread.opened(rounds[-1])
-    aggregate = [record for record in records if record["kind"] == "aggregate" and record["round"] == last]
-    evaluation: Record = aggregate[-1] if aggregate else {}
+    kept = KeptModels.of(settings, records, last)
+    clients = None if is_secure else kept.clients(settings["num-clients"])
+    own = _Spread.of(clients.numbers("accuracy")) if clients else _Spread.opened(kept.means, kept.kind)
+    evaluation = kept.aggregate
     checkpoints = Checkpoints(path / "checkpoints")
     stored = checkpoints.rounds()
     return {
@@ -74,7 +77,7 @@ def summarise(path: Path) -> dict[str, Any]:
         "num_nodes": len(manifest["nodes"]),
         "rounds": last,
         "test_accuracy": own.mean,
-        "test_accuracy_sem": _error(rounds[-1], "personalized_accuracy"),
+        "test_accuracy_sem": _error(kept.means, f"{kept.kind}_accuracy"),
         "test_accuracy_aggregate": evaluation.get("aggregate_accuracy"),
         "test_accuracy_aggregate_sem": _error(evaluation, "aggregate_accuracy"),
         "test_accuracy_aggregate_num_clients": evaluation.get("clients", 0),
@@ -83,13 +86,18 @@ def summarise(path: Path) -> dict[str, Any]:
         "test_accuracy_std": own.std,
         "test_accuracy_interval": own.interval,
         "test_accuracy_per_client": own.per_client,
-        "test_examples_per_client": clients.numbers("test_examples") if clients else None,
+        "test_examples_per_client": clients.numbers("test_examples", of_kind=False) if clients else None,
         "test_accuracy_num_clients": own.num_clients,
         "test_majority_share": rounds[-1].get("majority_share"),
-        **{f"test_{name}": rounds[-1].get(f"personalized_{name}") for name in SCORES},
+        **{f"test_{name}": kept.means.get(f"{kept.kind}_{name}") for name in SCORES},
         **{f"test_{name}_aggregate": evaluation.get(f"aggregate_{name}") for name in SCORES},
         "global_test_accuracy": rounds[-1].get("personalized_global_accuracy"),
         "global_test_accuracy_aggregate": evaluation.get("aggregate_global_accuracy"),
+        "keep": "best" if kept.kind == "kept" else "last",
+        "validation_accuracy": kept.means.get(f"{kept.kind}_validation_accuracy"),
+        "validation_accuracy_aggregate": kept.aggregate.get("aggregate_validation_accuracy"),
+        "best_validation_round": best_record(records, "personalized").get("round"),
+        "best_validation_round_aggregate": best_record(records, "aggregate").get("round"),
         **_best(rounds, "personalized_accuracy", ""),
         **_best([record for record in records if record["kind"] == "aggregate"], "aggregate_accuracy", "_aggregate"),
         "rounds_to_target": _first_round(records, "train", "personalized_accuracy", target),
@@ -127,12 +135,12 @@ def majority_text(summary: Mapping[str, Any]) -> str:
 def fall_text(summary: Mapping[str, Any]) -> str:
     """Return a warning if the mean personalized accuracy was higher in an earlier round; else nothing."""
     best, last = summary["best_accuracy"], summary["test_accuracy"]
-    if best is None or last is None or best - last < FALLEN:
+    if best is None or last is None or best - last < FALLEN or summary["keep"] == "best":
         return ""
     return (
         f"the mean personalized accuracy was highest after round {summary['best_round']}, {100 * best:.2f} %, and has "
-        f"fallen to {100 * last:.2f} %; a smaller num-rounds or learning-rate may be better: choose it on validation "
-        f"data (data.validation-fraction)"
+        f"fallen to {100 * last:.2f} %; a smaller num-rounds or learning-rate may be better, or keep = best, which "
+        f"chooses the round on validation data (data.validation-fraction)"
     )
 
 
@@ -181,9 +189,9 @@ class _Spread:
         )
 
     @classmethod
-    def opened(cls, record: Record) -> Self:
-        """Return the numbers of a round of which only the sums over the clients were opened."""
-        mean, std = (record.get(f"personalized_accuracy{part}") for part in ("", "_std"))
+    def opened(cls, record: Record, kind: str) -> Self:
+        """Return the numbers of a kind of model of which only the sums over the clients were opened."""
+        mean, std = (record.get(f"{kind}_accuracy{part}") for part in ("", "_std"))
         interval = None if mean is None or std is None else _interval(mean, std, record["clients"])
         return cls(mean=mean, std=std, num_clients=record["clients"], interval=interval)
 
@@ -228,23 +236,3 @@ def _first_round(records: Sequence[Record], kind: str, name: str, target: float)
         record["round"] for record in records if record["kind"] == kind and record.get(name, -math.inf) >= target
     )
     return min(reached, default=None) if target else None
-
-
-class LastTraining:
-    """The clients' numbers after their local training in the last round.
-
-    Args:
-        records: Lines of metrics.jsonl.
-        number: The round.
-        num_clients: Number of clients of the run.
-    """
-
-    def __init__(self, records: Sequence[Record], number: int, num_clients: int) -> None:
-        self._found = {
-            record["client"]: record for record in records if record["kind"] == "client" and record["round"] == number
-        }
-        self._clients = range(num_clients)
-
-    def numbers(self, name: str) -> list[float | None]:
-        """Return a number of each client; None for a client that failed, or has none."""
-        return [self._found.get(client, {}).get(name) for client in self._clients]

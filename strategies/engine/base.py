@@ -30,6 +30,7 @@ from hyperfl_flwr.protocol.messages import (
 )
 from hyperfl_flwr.protocol.sizes import content_bytes
 from hyperfl_flwr.runs.checkpoint import Progress
+from hyperfl_flwr.runs.validation import is_over
 from hyperfl_flwr.server.exchange import Exchange, match
 from hyperfl_flwr.server.handshake import Node
 from strategies.engine import sampling
@@ -127,7 +128,8 @@ class BaseStrategy(Hooks, Strategy):
 
         Before that, the clients evaluate the received parameters when they are trained in the next round.
         """
-        if server_round != self.context.config.num_rounds:
+        run = self.context.config
+        if server_round != run.num_rounds and not is_over(self.progress, run.early_stopping):
             return []
         return self._messages(MessageType.EVALUATE, arrays, self.evaluators(), grid)
 

@@ -12,18 +12,18 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from hyperfl_flwr.core.errors import RunFailedError
-from hyperfl_flwr.metrics.memory import peak_memory
 from hyperfl_flwr.protocol.arrays import num_elements, pack_arrays, unpack_arrays
 from hyperfl_flwr.runs import manifest
 from hyperfl_flwr.runs.checkpoint import SERVER, Checkpoints
 from hyperfl_flwr.runs.planned_privacy import planned
-from hyperfl_flwr.runs.run_directory import Record, RunDirectory, read_manifest
+from hyperfl_flwr.runs.run_directory import RunDirectory, read_manifest
+from hyperfl_flwr.runs.validation import is_over, note_means, over_text
 from hyperfl_flwr.server.exchange import exchange
 from hyperfl_flwr.server.federation import Federation
 from hyperfl_flwr.server.membership import Roster
 from strategies.engine.base import BaseStrategy
 from strategies.engine.observations import forget_observations
-from strategies.engine.round_records import aggregate_records, errors_of, mean_text, means_of, renamed, seconds_of
+from strategies.engine.round_records import aggregate_records, asked, kept_records, mean_text, training_records
 
 Announce = Callable[[str], None]
 """Prints one line for the user."""
@@ -105,7 +105,12 @@ class RecordedStrategy(Strategy):
             self.announce(line)
         arrays = initial_arrays
         # Not Flower's own loop: every round must end with its records and, where due, a checkpoint.
-        for current in range(self.inner.progress.round + 1, num_rounds + 1):
+        config, progress = self.inner.context.config, self.inner.progress
+        if config.keep == "best" and not progress.round:
+            self._save(arrays)  # the initial state may be the best one
+        for current in range(progress.round + 1, num_rounds + 1):
+            if is_over(progress, config.early_stopping):
+                break
             began = time.perf_counter()
             self._announce_phase(current)
             self._refresh_nodes(current)
@@ -115,16 +120,19 @@ class RecordedStrategy(Strategy):
             self._drop_nodes()
             self._record_training(current, time.perf_counter() - began)
             self._abort_if_failing()
-            if self._is_checkpoint(current):
+            if self._is_checkpoint(current) or is_over(progress, config.early_stopping):
                 self._save(arrays)
                 # Nodes may delete older private state only once the server can no longer go back to it.
                 self.inner.durable_versions = dict(self.inner.progress.versions)
-        self._refresh_nodes(num_rounds)
-        messages = self.configure_evaluate(num_rounds, arrays, evaluate_config or ConfigRecord(), grid)
+        last = progress.round
+        if is_over(progress, config.early_stopping):
+            self.announce(over_text(progress, config.early_stopping))
+        self._refresh_nodes(last)
+        messages = self.configure_evaluate(last, arrays, evaluate_config or ConfigRecord(), grid)
         self.inner.collect(exchange(grid, messages, timeout))
         self._drop_nodes()
-        self._record_evaluation(num_rounds)
-        self._record_failures(f"round-{num_rounds:06d}-evaluation", "the evaluation")
+        self._record_evaluation(last)
+        self._record_failures(f"round-{last:06d}-evaluation", "the evaluation")
         if not self.inner.outcome.finished:
             where = f"{self.directory.path}/failures"
             raise RunFailedError(f"no client could be evaluated after the last round; see {where}")
@@ -157,14 +165,17 @@ class RecordedStrategy(Strategy):
     def _is_checkpoint(self, current: int) -> bool:
         """Return whether a round ends with a checkpoint.
 
-        With client sampling the round before the last has one, too, if the last round trains all clients: a run
-        resumed with more rounds must repeat it as an ordinary round. The last round of a phase also has one.
+        With `keep = best` every round has one, since clients measure later whether it was the best. With client
+        sampling the round before the last has one, too, if the last round trains all clients: a run resumed with more
+        rounds must repeat it as an ordinary round. The last round of a phase also has one.
         """
         config = self.inner.context.config
         before_last = config.trains_all(current + 1) and not config.trains_all(current)
         ends_phase = self.inner.phase(current) != self.inner.phase(current + 1)
         # A repeated round with another crowd tells the difference, and one with other noise spends more.
         if config.secagg.enabled or config.privacy.protects_clients or config.weight_epsilon:
+            return True
+        if config.keep == "best":
             return True
         return current % config.checkpoint_every == 0 or current == config.num_rounds or before_last or ends_phase
 
@@ -186,42 +197,19 @@ class RecordedStrategy(Strategy):
 
     def _record_training(self, current: int, seconds: float) -> None:
         outcome = self.inner.outcome
-        per_client = [renamed(result, drop="aggregate-") for result in outcome.results]
+        note_means(self.inner.progress, outcome.means(), current)
+        self._warn_of_unknown_validation(current)
         self.directory.append(aggregate_records(outcome, current - 1))
-        lost = [client for clients in outcome.away.values() for client in clients]
-        away = sorted([*outcome.absent, *lost])
-        config = self.inner.context.config
-        missed = away if config.trains_all(current) else lost
-        sampled = len(outcome.finished) + len(outcome.failures) + len(missed)
-        means = means_of(outcome, drop="aggregate-")
-        population = config.num_clients - len(outcome.absent)
-        is_drawn = config.last_round == "sampled" and config.fraction_train < 1
-        errors = errors_of(outcome, population, drop="aggregate-") if is_drawn else {}
-        phase = self.inner.phase(current)
-        record: Record = {
-            "kind": "train",
-            "round": current,
-            **({"phase": phase} if phase else {}),
-            "clients": len(outcome.finished),
-            "failed": sorted(failure.client for failure in outcome.failures),
-            "away": away,
-            **means,
-            **errors,
-            "seconds": seconds,
-            **seconds_of(outcome),
-            "bytes_down_per_client": outcome.bytes_down,
-            "bytes_up_per_client": outcome.bytes_up,
-            "bytes_on_wire": outcome.bytes_on_wire,
-            "peak_memory_mb": (peak_memory() + sum(outcome.processes.values())) / 1e6,
-        }
-        self.directory.append([record, *({"kind": "client", "round": current, **row} for row in per_client)])
+        config, phase = self.inner.context.config, self.inner.phase(current)
+        record, *rows = training_records(outcome, config, current, phase, seconds)
+        self.directory.append([record, *rows])
         self._record_failures(f"round-{current:06d}", f"round {current}")
         self._warn_of_dead_hypernetworks(current)
         while self.inner.remarks:
             self.announce(f"round {current}: warning: {self.inner.remarks.pop(0)}")
         self.announce(
             f"round {current}/{config.num_rounds}{f' ({phase})' if phase else ''}: "
-            f"{mean_text(record, 'personalized', sampled)}, {seconds:.1f} s{self._nodes_text()}"
+            f"{mean_text(record, 'personalized', asked(outcome, config, current))}, {seconds:.1f} s{self._nodes_text()}"
         )
 
     def _nodes_text(self) -> str:
@@ -250,6 +238,14 @@ class RecordedStrategy(Strategy):
                 f"get the head bias as their extractor; hyperfl.initialisation=hyperfan-bias avoids this"
             )
 
+    def _warn_of_unknown_validation(self, current: int) -> None:
+        config, outcome = self.inner.context.config, self.inner.outcome
+        if current == 1 and config.selects_rounds and outcome.finished and not self.inner.progress.best_round:
+            self.announce(
+                "warning: the accuracy on validation data is not known, since nodes with max-epsilon send no metrics; "
+                "early-stopping and keep = best of the global state have no effect"
+            )
+
     def _record_evaluation(self, num_rounds: int) -> None:
         """Record the evaluation of the final global state; the mean over drawn clients is printed with its error."""
         config, outcome = self.inner.context.config, self.inner.outcome
@@ -257,6 +253,8 @@ class RecordedStrategy(Strategy):
         is_drawn = config.num_evaluated(population) < population
         records = aggregate_records(outcome, num_rounds, population if is_drawn else None)
         self.directory.append(records)
+        if config.keep == "best":
+            self.directory.append(kept_records(outcome, num_rounds, population if is_drawn else None))
         if is_drawn:
             self.announce(f"evaluation: {mean_text(records[0], 'aggregate', config.num_evaluated(population))}")
 

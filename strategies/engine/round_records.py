@@ -1,9 +1,11 @@
 """Numbers of a round by their names in metrics.jsonl."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.metrics.memory import peak_memory
 from hyperfl_flwr.protocol.messages import ClientResult
 from hyperfl_flwr.runs.run_directory import Record
 from strategies.engine.round_outcome import Outcome
@@ -82,6 +84,52 @@ def mean_text(record: Record, kind: str, asked: int) -> str:
     return f"{accuracy}, {finished} of {asked} clients{drawn}"
 
 
+def asked(outcome: Outcome, config: RunConfig, server_round: int) -> int:
+    """Return the number of clients that were to take part in a round."""
+    missed = _lost(outcome) if not config.trains_all(server_round) else [*outcome.absent, *_lost(outcome)]
+    return len(outcome.finished) + len(outcome.failures) + len(missed)
+
+
+def _lost(outcome: Outcome) -> list[int]:
+    """Return the clients on nodes that went away during the round."""
+    return [client for clients in outcome.away.values() for client in clients]
+
+
+def training_records(
+    outcome: Outcome, config: RunConfig, server_round: int, phase: str, seconds: float
+) -> list[Record]:
+    """Return the line about the training of a round, and a line for each client.
+
+    Args:
+        outcome: What the clients reported.
+        config: The run's settings.
+        server_round: The round.
+        phase: Name of its training phase; empty if there is only one.
+        seconds: Wall time of the round.
+    """
+    population = config.num_clients - len(outcome.absent)
+    may_be_last = config.last_round == "sampled" or config.early_stopping > 0
+    is_drawn = may_be_last and not config.trains_all(server_round)
+    record: Record = {
+        "kind": "train",
+        "round": server_round,
+        **({"phase": phase} if phase else {}),
+        "clients": len(outcome.finished),
+        "failed": sorted(failure.client for failure in outcome.failures),
+        "away": sorted([*outcome.absent, *_lost(outcome)]),
+        **means_of(outcome, drop="aggregate-"),
+        **(errors_of(outcome, population, drop="aggregate-") if is_drawn else {}),
+        "seconds": seconds,
+        **seconds_of(outcome),
+        "bytes_down_per_client": outcome.bytes_down,
+        "bytes_up_per_client": outcome.bytes_up,
+        "bytes_on_wire": outcome.bytes_on_wire,
+        "peak_memory_mb": (peak_memory() + sum(outcome.processes.values())) / 1e6,
+    }
+    rows = [renamed(result, drop="aggregate-") for result in outcome.results]
+    return [record, *({"kind": "client", "round": server_round, **row} for row in rows)]
+
+
 def aggregate_records(outcome: Outcome, after_round: int, population: int | None = None) -> list[Record]:
     """Return the lines about the global state after a round, which clients measure when they next receive it.
 
@@ -90,15 +138,35 @@ def aggregate_records(outcome: Outcome, after_round: int, population: int | None
         after_round: The round.
         population: Number of clients that they were drawn from; None if their mean has no stated error.
     """
-    means = {name: value for name, value in means_of(outcome).items() if name.startswith("aggregate_")}
+    return _records_of("aggregate", (), outcome, after_round, population)
+
+
+def kept_records(outcome: Outcome, after_round: int, population: int | None = None) -> list[Record]:
+    """Return the lines about the clients' best models, which they evaluate after the last round.
+
+    Args:
+        outcome: What the clients reported.
+        after_round: The last round.
+        population: Number of clients that they were drawn from; None if their mean has no stated error.
+    """
+    return _records_of("kept", ("test-examples", "majority-share"), outcome, after_round, population)
+
+
+def _records_of(
+    kind: str, of_data: Sequence[str], outcome: Outcome, after_round: int, population: int | None
+) -> list[Record]:
+    """Return the line with the means of a kind of model, and one for each client; `of_data` is added to the latter."""
+    means = {name: value for name, value in means_of(outcome).items() if name.startswith(f"{kind}_")}
     errors = {} if population is None else errors_of(outcome, population)
-    record = {"kind": "aggregate", "round": after_round, "clients": len(outcome.finished), **means, **errors}
+    record = {"kind": kind, "round": after_round, "clients": len(outcome.finished), **means, **errors}
     rows = [
         ClientResult(
             client=result.client,
             num_examples=result.num_examples,
-            metrics={name: value for name, value in result.metrics.items() if name.startswith("aggregate-")},
+            metrics={
+                name: value for name, value in result.metrics.items() if name.startswith(f"{kind}-") or name in of_data
+            },
         )
         for result in outcome.results
     ]
-    return [record, *({"kind": "client-aggregate", "round": after_round, **renamed(row)} for row in rows)]
+    return [record, *({"kind": f"client-{kind}", "round": after_round, **renamed(row)} for row in rows)]

@@ -61,13 +61,17 @@ def test_a_label_has_the_settings_that_distinguish_groups_of_a_method(federate: 
 
 
 def test_clients_of_other_data_are_not_paired(federate: Federate) -> None:
-    """Other seeds of the data give other clients; other samples for testing, too. Validation data do not."""
+    """Other seeds of the data give other clients; other samples for testing, too.
+
+    Validation data replace the test data, unless they decide about rounds.
+    """
     run = federate("local")
     for changes, paired in (
         ({"data.seed": 1}, False),
         ({"data.dirichlet-alpha": 0.9}, False),
         ({"num-clients": 4}, False),
-        ({"data.validation-fraction": 0.2}, True),
+        ({"data.validation-fraction": 0.2}, False),
+        ({"data.validation-fraction": 0.2, "early-stopping": 9}, True),
     ):
         other = federate("fedavg", **changes)  # type: ignore[arg-type]
         found = compare([run, other])

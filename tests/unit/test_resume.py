@@ -33,7 +33,8 @@ def resume(make_settings: Callable[..., Settings], finished: Path) -> Resume:
 
 
 ALLOWED: Settings = {
-    "checkpoint-every": 9, "data-root": "/data", "device": "auto", "exclusion-rounds": 9, "failure-budget": 0.5,
+    "checkpoint-every": 9, "data-root": "/data", "device": "auto", "early-stopping": 9, "exclusion-rounds": 9,
+    "failure-budget": 0.5,
     "ledger": True, "lpm.weights": "/weights.pth",
     "max-failed-rounds": 9, "max-update-ratio": 9.0, "min-nodes": 9, "node-timeout": 1.0,
     "novel.a-distance-learning-rate": 9.0, "novel.a-distance-rounds": 9,
@@ -61,10 +62,12 @@ def test_every_setting_that_decides_the_result_must_stay(key: str) -> None:
 
 
 def test_settings_that_do_not_decide_the_result_may_change() -> None:
-    old = default_settings()
+    old = default_settings() | {"early-stopping": 2, "data.validation-fraction": 0.5}
     assert ALLOWED.keys() == RESUMABLE_CHANGES
     refuse(old, old | ALLOWED)
     refuse(old, old)
+    with pytest.raises(RunDirectoryError, match="early-stopping was 2, now 0; it may change, but not to or from 0"):
+        refuse(old, old | {"early-stopping": 0})
 
 
 def test_all_changes_are_told_together() -> None:

@@ -35,7 +35,7 @@ def test_where_it_is_shown(federate: Federate) -> None:
 
 def test_a_fall_is_told_with_its_round() -> None:
     """The report says which round was best, from one point on."""
-    summary = {"best_accuracy": 0.717, "best_round": 6, "test_accuracy": 0.678}
+    summary = {"best_accuracy": 0.717, "best_round": 6, "test_accuracy": 0.678, "keep": "last"}
     assert fall_text(summary).startswith(
         "the mean personalized accuracy was highest after round 6, 71.70 %, and has fallen to 67.80 %; "
     )

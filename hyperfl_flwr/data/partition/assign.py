@@ -31,7 +31,8 @@ class DataSettings:
         dirichlet_alpha: Concentration, > 0 (dirichlet, dirichlet-per-label).
         shards_per_client: Number of shards per client, at least 1 (shards).
         augmentation: "auto" to augment if the data set is used with augmentation, "none" for no augmentation.
-        validation_fraction: Share in [0, 1) of each client's training samples that replaces its test samples.
+        validation_fraction: Share in [0, 1) of each client's training samples that is held back for validation.
+        keeps_test: Whether the test samples stay, and are not replaced by the validation samples.
         novel_clients: Number of novel clients, which are the last ones and not trained. In the partition natural, they
             are drawn among the data set's clients; in the other partitions all clients are alike.
         sample_format: Agreed classes, shape and normalisation of samples.
@@ -49,6 +50,7 @@ class DataSettings:
     shards_per_client: int
     augmentation: Literal["auto", "none"]
     validation_fraction: float
+    keeps_test: bool = False
     novel_clients: int = 0
     sample_format: SampleFormat = UNCHANGED
 
