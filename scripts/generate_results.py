@@ -166,6 +166,8 @@ RECONSTRUCTION = {
     "best control, dB": ("control_psnr", one_digit),
 }
 
+SECONDS = {"seconds per round": ("seconds_per_round", one_digit)}
+
 TABLES: Mapping[str, Mapping[str, Table]] = {
     "privacy/differential-privacy.md": {
         **{
@@ -174,6 +176,7 @@ TABLES: Mapping[str, Mapping[str, Table]] = {
             )
             for column in ("fashion-mnist-20", "cifar10-20")
         },
+        "table-4-fashion-mnist": Table(records="table-4", column="fashion-mnist", numbers=SECONDS),
         **{
             f"client-privacy-{column}": Table(records="client-privacy", column=column, numbers=PRIVACY_COST)
             for column in ("n20-r10", "n20-r50", "n100-r10")
