@@ -156,9 +156,11 @@ def _records_of(
     kind: str, of_data: Sequence[str], outcome: Outcome, after_round: int, population: int | None
 ) -> list[Record]:
     """Return the line with the means of a kind of model, and one for each client; `of_data` is added to the latter."""
-    means = {name: value for name, value in means_of(outcome).items() if name.startswith(f"{kind}_")}
     errors = {} if population is None else errors_of(outcome, population)
-    record = {"kind": kind, "round": after_round, "clients": len(outcome.finished), **means, **errors}
+    means = {
+        name: value for name, value in (means_of(outcome) | errors).items() if name.startswith((f"{kind}_", "drawn"))
+    }
+    record = {"kind": kind, "round": after_round, "clients": len(outcome.finished), **means}
     rows = [
         ClientResult(
             client=result.client,

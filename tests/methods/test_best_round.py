@@ -11,6 +11,7 @@ import pytest
 import torch
 from federations import NUM_CLIENTS, Call, Federate, KilledError, KilledGrid, outcome, small_settings
 
+from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import check_run
 from hyperfl_flwr.app.node import NodeApp
 from hyperfl_flwr.config.run_config import RunConfig
@@ -25,6 +26,7 @@ from hyperfl_flwr.runs.checkpoint import Checkpoints, Progress
 from hyperfl_flwr.runs.run_directory import read_metrics, settings_of
 from hyperfl_flwr.runs.summary import summarise
 from hyperfl_flwr.runs.validation import is_over, note_means
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 HELD_BACK = {"data.validation-fraction": 0.25}
 BEST: dict[str, Any] = {**HELD_BACK, "keep": "best", "num_rounds": 5}
@@ -180,6 +182,27 @@ def test_with_client_sampling_the_last_global_state_is_kept(federate: Federate) 
         summary, last = summary_of(run), rows(run, "aggregate")[-1]
         assert summary["test_accuracy_aggregate"] == last["aggregate_accuracy"]
         assert model_of_run(run, None).round == last["round"] == 5
+
+
+def test_standard_errors_stand_beside_their_means(federate: Federate) -> None:
+    """After the last round, two drawn clients evaluate the global state and their best models."""
+    run = federate("fedavg", **BEST, evaluate=2)
+    for kind in ("aggregate", "kept"):
+        (record,) = [row for row in rows(run, kind) if "drawn_from" in row]
+        errors = {name.removesuffix("_sem") for name in record if name.endswith("_sem")}
+        assert f"{kind}_accuracy" in errors
+        assert {name for name in record if name.endswith("accuracy")} == errors
+
+
+def test_unknown_validation_accuracies_are_reported(federate: Federate) -> None:
+    """Nodes with max-epsilon send no metrics, so that the server has nothing to choose a round by."""
+
+    def limited(num_nodes: int, settings: dict[str, Any]) -> InProcessGrid:
+        return InProcessGrid(app, num_nodes, settings, {"simulated": True, "max-epsilon": 4.0})
+
+    run = federate("fedavg", grid=limited, **BEST, **{"dp.epsilon": 4.0}, early_stopping=1)
+    assert "the accuracy on validation data is not known" in (run / "server.log").read_text()
+    assert summary_of(run)["rounds"] == 5
 
 
 def test_the_initial_state_may_be_the_best(federate: Federate) -> None:
