@@ -21,7 +21,8 @@ import numpy as np
 
 from benchmarks.workload import NUM_NODES, TimedGrid
 from hyperfl_flwr.app.server import run
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.flower_env import training_environment
 from hyperfl_flwr.launch.follow import RunCallbacks

@@ -18,7 +18,8 @@ from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import client_of, new_strategy
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.server import run
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.core.setting_types import Precision, Scalar
 from hyperfl_flwr.data.federated_data import ClientData, load_federated_data

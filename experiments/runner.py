@@ -20,7 +20,7 @@ import torch
 from experiments.claims import TAKEN, alone, claimed, is_foreign
 from experiments.study import Cell, Study
 from hyperfl_flwr.app.resolved import resolved
-from hyperfl_flwr.config.run_config import RESULT_NEUTRAL, default_settings
+from hyperfl_flwr.config.table import RESULT_NEUTRAL, with_defaults
 from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import write_atomically
@@ -118,7 +118,7 @@ def differences(cell: Cell, manifest: Mapping[str, Any]) -> list[str]:
         without_machine_settings(cell.settings),
         without_machine_settings(resolved(cell.config).flat() | cell.attack),
     )
-    recorded = without_machine_settings({**default_settings(), **trained_settings(manifest)})
+    recorded = without_machine_settings(with_defaults(trained_settings(manifest)))
     differing = [
         key for key in sorted({*expected, *recorded}) if recorded.get(key) not in (given.get(key), expected.get(key))
     ]

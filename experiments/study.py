@@ -34,11 +34,13 @@ from pathlib import Path
 from experiments.attack_cell import PREFIX, AttackedCell
 from experiments.study_axes import Expected, Line, Settings, read_expected, read_lines, runs_of, with_grid
 from experiments.units import unit_of
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import with_defaults
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.core.toml_files import flatten
+from hyperfl_flwr.models.provenance import find_sources
 
 FOLDER = Path(__file__).parent
 
@@ -168,10 +170,10 @@ class Study:
                 for row in chosen_rows:
                     if row.missing or column.missing:
                         continue
-                    settings = default_settings() | self.settings | column.settings | row.settings
-                    settings |= row.on.get(column.name, {})
+                    settings = {**self.settings, **column.settings, **row.settings, **row.on.get(column.name, {})}
                     settings |= (self.quick if quick else {}) | {"seed": seed} | dict(changes or {})
-                    cells.append(_cell(row.name, column.name, seed, settings))
+                    find_sources(settings)
+                    cells.append(_cell(row.name, column.name, seed, with_defaults(settings)))
         if not cells:
             reasons = {f"{line.name}: {line.missing}" for line in (*chosen_rows, *chosen_columns) if line.missing}
             raise ConfigError(f"none of the chosen cells can be run; {', '.join(sorted(reasons))}")

@@ -71,7 +71,8 @@ def sweep_text(
         *(f"{key} = {toml_value(value)}" for key, value in settings.items()),
     ]
     for method in methods:
-        lines += ["", f"[rows.{toml_value(method)}]", f"method = {toml_value(method)}"]
+        row, label = toml_value(method.replace(":", ".")), toml_value(method)  # folders have the row's name
+        lines += ["", f"[rows.{row}]", *([f"label = {label}"] if row != label else []), f"method = {label}"]
     for number, dataset in enumerate(datasets):
         # A path cannot be the name of a folder.
         name = f"data-{number}" if "/" in dataset or ":" in dataset else dataset

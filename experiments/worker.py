@@ -24,7 +24,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import HyperFLError
 from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots
 from hyperfl_flwr.launch.secure_nodes import suitable_for_sums
-from hyperfl_flwr.models.provenance import find_model
+from hyperfl_flwr.models.provenance import find_sources, use_weights
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 
@@ -63,8 +63,10 @@ def problem_of(document: dict[str, Any], on_note: Callable[[str], None]) -> str:
         The reason of a failure; empty if the run succeeded.
     """
     try:
-        config = RunConfig.from_flat(document["settings"])
-        find_model(config.target, config.lpm.weights, Path(config.resume) if config.resume else None)
+        settings = document["settings"]
+        find_sources(settings, Path(settings["resume"]) if settings["resume"] else None)
+        config = RunConfig.from_flat(settings)
+        use_weights(config.lpm.weights)
         with CoreSlots() as slots:
             threads = 1 if config.threads == "auto" else config.threads
             slots.acquire(threads, lambda: on_note(f"{WAITING} for one"))

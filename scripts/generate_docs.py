@@ -116,7 +116,8 @@ def _capabilities(name: str) -> str:
 
 def _can_be_secure(name: str) -> bool:
     from hyperfl_flwr.app.methods import check_secure_sum
-    from hyperfl_flwr.config.run_config import RunConfig, default_settings
+    from hyperfl_flwr.config.run_config import RunConfig
+    from hyperfl_flwr.config.table import default_settings
     from hyperfl_flwr.core.errors import ConfigError
 
     try:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from hyperfl_flwr.config.node_config import NodeConfig  # noqa: E402 - from this checkout
-from hyperfl_flwr.config.run_config import GENERAL, topics  # noqa: E402
+from hyperfl_flwr.config.table import GENERAL, topics  # noqa: E402
 from hyperfl_flwr.core.settings import Section, Setting, declared  # noqa: E402
 from hyperfl_flwr.core.toml_files import toml_value  # noqa: E402
 
@@ -51,6 +51,7 @@ have](../how-to/own-data.md) and [what it sends](../how-to/deploy.md#what-a-node
 """
 
 MORE: Mapping[str, str] = {
+    "method": "[methods](../methods/index.md), [a method of your own](../how-to/own-method.md)",
     "dataset": "[data sets](data-sets.md), [your own data](../how-to/own-data.md)",
     "learning-rate": "[how the rates were chosen](../results/index.md#rates-on-validation-data)",
     "target": "[adapters in a pre-trained network](../how-to/pretrained.md), "

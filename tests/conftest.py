@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from federations import Call, Federate, MakeGrid, Settings, plain_grid, small_settings
+from federations import Call, small_settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -18,6 +18,8 @@ from hyperfl_flwr.__main__ import main
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch import subprocess_call
+from hyperfl_flwr.launch.contract.base import Federate, MakeGrid
+from hyperfl_flwr.launch.contract.grids import Settings, plain_grid
 from hyperfl_flwr.launch.in_process_engine import InProcessEngine
 
 torch.set_num_threads(1)
@@ -97,11 +99,7 @@ def federate(make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyP
         method: str, num_nodes: int = 2, *, grid: MakeGrid = plain_grid, plots: bool = False, **changes: Scalar
     ) -> Path:
         settings = make_settings(method, **changes)
-        with monkeypatch.context() as patch:
-            if not plots:
-                patch.setattr(hyperfl_flwr.app.server, "plot_run", lambda _: None)
-            config = RunConfig.from_flat(settings)
-            return hyperfl_flwr.app.server.run(grid(num_nodes, settings), config)
+        return hyperfl_flwr.app.server.run(grid(num_nodes, settings), RunConfig.from_flat(settings), plots=plots)
 
     return run
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from federations import Settings
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
@@ -20,6 +19,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays

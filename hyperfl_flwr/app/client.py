@@ -17,7 +17,7 @@ from flwr.app import Context, Message
 
 from hyperfl_flwr.app.secure import introduction, refuse_plain, sends_sums_only, sessions_of
 from hyperfl_flwr.config.node_config import JOIN_DATA, NOVEL_DATA, NodeConfig, is_simulated
-from hyperfl_flwr.core.errors import RefusalError, for_others
+from hyperfl_flwr.core.errors import ConfigError, RefusalError, for_others
 from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.node.ledger import Ledger
@@ -64,12 +64,18 @@ def ledger_for(message: Message, context: Context) -> LedgerHandle | None:
 
 
 def _private_groups(method: str, message: Message) -> Sequence[str]:
-    """Return the groups that must not leave the node; none for UNMASK, of which the reply must not have any arrays."""
+    """Return the groups that must not leave the node; none for UNMASK, of which the reply must not have any arrays.
+
+    None either of a method of the user's own that cannot be imported: the node then refuses the message.
+    """
     if message.metadata.message_type == UNMASK or method not in METHODS:
         return ()
     from hyperfl_flwr.app.methods import client_of
 
-    return client_of(method).private
+    try:
+        return client_of(method).private
+    except ConfigError:
+        return ()
 
 
 app = LedgerApp(ledger_for)

@@ -14,12 +14,12 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.package_guard import APP
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.source_files import digest_of
 from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.data.dataset import Dataset, Split
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.data.registry import DATASETS
-from hyperfl_flwr.models.custom.source import digest_of
-from hyperfl_flwr.models.provenance import network_hash
+from hyperfl_flwr.models.provenance import method_hash, network_hash
 
 
 def report(settings: Mapping[str, Scalar]) -> dict[str, str]:
@@ -31,8 +31,9 @@ def report(settings: Mapping[str, Scalar]) -> dict[str, str]:
 
     Returns:
         The version of each package as `versions/NAME`, the SHA-256 of this project's code (`code`), of the source of a
-        network of the user's own or of the weights of a pre-trained body (`network`) and of the data set (`data`), the
-        type of the device (`device`), and the data sets that are present (`data-sets`), separated by commas.
+        network of the user's own or of the weights of a pre-trained body (`network`), of the source of a method of the
+        user's own (`method`) and of the data set (`data`), the type of the device (`device`), and the data sets that
+        are present (`data-sets`), separated by commas.
 
     Raises:
         HyperFLError: If this host does not have the data or the device.
@@ -43,6 +44,7 @@ def report(settings: Mapping[str, Scalar]) -> dict[str, str]:
     else:
         config = RunConfig.from_flat(settings)
         found["network"] = network_hash(config.target, config.lpm.weights)
+        found["method"] = method_hash(config.method)
         found["device"] = resolve_device(config.device).type
         found["data"] = data_digest(load_federated_data(config.data_settings()).dataset)
     return found

@@ -7,11 +7,13 @@ from pathlib import Path
 from flwr.serverapp import Grid
 
 from hyperfl_flwr.app.methods import strategy_of
-from hyperfl_flwr.app.restore import method_of, restored
+from hyperfl_flwr.app.restore import restored
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.model_spec import TargetRecipe
+from hyperfl_flwr.runs.run_directory import method_of
 from strategies.novel.joining import JoinedClient, join_clients
 from strategies.pfedhn import PFedHN
 
@@ -59,7 +61,12 @@ def open_joinable(
         ConfigError: If the run does not have the target network, or has several and none is named.
         HyperFLError: If the checkpoint is damaged, or the data set is needed and cannot be read.
     """
-    if not has_new_clients(name := method_of(run)):
+    name = method_of(run)
+    if is_user_code(name):
+        raise RunDirectoryError(
+            f"{run} is a run of {name}; clients join the runs of built-in methods only with the server's help"
+        )
+    if not has_new_clients(name):
         able = ", ".join(each for each in METHODS if has_new_clients(each))
         raise RunDirectoryError(
             f"{run} is a run of {name}, of which the server has no embeddings of clients; use a run of {able}"

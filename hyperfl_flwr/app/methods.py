@@ -2,7 +2,6 @@
 
 import importlib
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,6 +9,7 @@ from clients.engine.base import BaseClient
 from hyperfl_flwr.app.targets import check_target
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, DataError
+from hyperfl_flwr.core.user_code import UserCode, is_user_code, where
 from hyperfl_flwr.data.corruptions import require_corruption
 from hyperfl_flwr.data.unlabelled_pool import unlabelled_pool
 from hyperfl_flwr.methods import METHODS
@@ -28,23 +28,31 @@ def client_of(method: str) -> type[BaseClient]:
 
     Raises:
         KeyError: If there is no such method.
-        ImportError: If the module that its row names has no such class.
+        ImportError: If the module that the row of a built-in method names has no such class.
+        ConfigError: If a method of the user's own cannot be imported, or its declaration is wrong.
     """
-    return _load(METHODS[method].client, BaseClient)
+    return _load(method, METHODS[method].client, BaseClient)
 
 
 def strategy_of(method: str) -> type[BaseStrategy]:
     """Return the server's side of a method, by its name; raises as `client_of` does."""
-    return _load(METHODS[method].strategy, BaseStrategy)
+    return _load(method, METHODS[method].strategy, BaseStrategy)  # type: ignore[type-abstract]
 
 
-@cache
-def _load(path: str, kind: type[Side]) -> type[Side]:
-    """Return the class that a path as `package.module:Class` names."""
+def _load(method: str, path: str, kind: type[Side]) -> type[Side]:
+    """Return the class that a path as `package.module:Class` names in the declaration of a method."""
     module, _, name = path.partition(":")
-    found = getattr(importlib.import_module(module), name, None)
+    own = UserCode("method", method) if is_user_code(method) else None
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except (Exception, SystemExit) as error:
+        if own is None:
+            raise
+        raise own.problem(f"{module} cannot be imported: {where(error)}") from error
     if not (isinstance(found, type) and issubclass(found, kind)):
-        raise ImportError(f"{path} must be a subclass of {kind.__name__}, got {found!r}; correct the method's row")
+        wanted = f"{path} must be a subclass of {kind.__module__}.{kind.__name__}"
+        text = f"{wanted}, got {found!r}; correct the method's declaration"
+        raise ImportError(text) if own is None else own.problem(text)
     return found
 
 

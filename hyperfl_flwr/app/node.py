@@ -27,7 +27,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.versions import shared_versions
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data, load_local_data
 from hyperfl_flwr.data.sample_format import normalisation_text, refuse_own_statistics
-from hyperfl_flwr.models.provenance import needs_files, network_hash, use_weights
+from hyperfl_flwr.models.provenance import method_hash, needs_files, network_hash, use_weights
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.node.private_state import PrivateState, state_folder
 from hyperfl_flwr.node.secure_cohort import SecureCohort
@@ -209,6 +209,8 @@ class NodeApp:
                 self.config.target, data.dataset.input_shape, data.dataset.num_classes
             )  # raises if the network does not fit
             properties["model"] = network_hash(self.config.target, self.config.lpm.weights)
+        if source := method_hash(self.config.method):
+            properties["method"] = source
         if self.simulated:
             properties["threads"] = torch.get_num_threads()
         elif self.config.secagg.enabled:

@@ -8,12 +8,14 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
 from hyperfl_flwr.app.methods import strategy_of
-from hyperfl_flwr.app.restore import method_of, restored
+from hyperfl_flwr.app.restore import restored
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.methods.it_pfl import ITPFLConfig
 from hyperfl_flwr.models.model_spec import Recipe
+from hyperfl_flwr.runs.run_directory import method_of
 from strategies.it_pfl import FINE_TUNING, ITPFL
 from strategies.novel.on_demand import PersonalizedModel, serve
 
@@ -54,7 +56,7 @@ def open_run(run: Path, changes: Mapping[str, Scalar] | None = None) -> Source:
         HyperFLError: If the checkpoint is damaged, or the data set is needed and cannot be read.
     """
     name = method_of(run)
-    if not issubclass(strategy_of(name), ITPFL):
+    if is_user_code(name) or not issubclass(strategy_of(name), ITPFL):
         raise RunDirectoryError(f"{run} is a run of {name}; only it-pfl makes models on demand")
     found = restored(run, changes)
     strategy, config = found.strategy, found.config

@@ -1,6 +1,6 @@
 """Resolve the settings that are `auto`.
 
-The numbers that affect training (`TRAINING_AUTOS`) depend only on the method and on other settings. `resolved` fills
+The numbers that affect training (`training_autos`) depend only on the method and on other settings. `resolved` fills
 them in on the server and on every node before training, so that both sides agree without a message. All other `auto`
 settings depend on the machine, the nodes and the data; `resolution` lists both kinds for the manifest.
 """

@@ -13,12 +13,11 @@ from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.registry import DATASETS, class_names, load_dataset
 from hyperfl_flwr.data.sample_format import HALF
-from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.model_spec import TargetRecipe
-from hyperfl_flwr.models.provenance import find_kept, recorded_body
+from hyperfl_flwr.models.provenance import find_kept_sources, recorded_body, use_weights
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 from hyperfl_flwr.runs.run_data import RunData
-from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest, read_metrics, settings_of
+from hyperfl_flwr.runs.run_directory import is_simulation, method_of, read_manifest, read_metrics, settings_of
 from hyperfl_flwr.runs.validation import best_record, chooses_state, is_over
 from hyperfl_flwr.server.federation import Federation
 from hyperfl_flwr.server.handshake import Node
@@ -69,18 +68,6 @@ class Restored:
         return self.recipe if client is None else replace(self.recipe, target=self.config.of_client(client).target)
 
 
-def method_of(run: Path) -> str:
-    """Return the name of a run's method.
-
-    Raises:
-        RunDirectoryError: If the folder is not a run's, or this version does not have the method.
-    """
-    name = str(read_manifest(run)["settings"].get("method"))
-    if name not in METHODS:
-        raise RunDirectoryError(f"{run} is a run of {name!r}, which this version of hyperfl-flwr does not know")
-    return name
-
-
 def restored(run: Path, changes: Mapping[str, Scalar] | None = None, *, best: bool = False) -> Restored:
     """Restore a run from a checkpoint.
 
@@ -96,8 +83,9 @@ def restored(run: Path, changes: Mapping[str, Scalar] | None = None, *, best: bo
     """
     method_of(run)  # or says that it is unknown
     manifest = read_manifest(run)
+    find_kept_sources(settings_of(run), run)
     config = resolved(RunConfig.from_flat(settings_of(run) | dict(changes or {})))
-    find_kept(config.target, run, config.lpm.weights)
+    use_weights(config.lpm.weights)
     checkpoints = Checkpoints(run / "checkpoints")
     if not (rounds := checkpoints.rounds()):
         raise RunDirectoryError(f"{run} has no checkpoint yet; wait for one, or resume the run")

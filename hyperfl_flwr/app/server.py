@@ -22,13 +22,13 @@ from hyperfl_flwr.flower.grid import is_http_grid
 from hyperfl_flwr.flower.log import FLOWER_LOGGER, log
 from hyperfl_flwr.flower.parent_monitor import end_with_parent
 from hyperfl_flwr.flower.ray_pool import cluster_hosts, replace_dead_actors
-from hyperfl_flwr.models.provenance import keep_model, model_facts, refuse_other_model, use_weights
+from hyperfl_flwr.models.provenance import keep_sources, method_facts, model_facts, refuse_changed_sources, use_weights
 from hyperfl_flwr.runs import manifest
 from hyperfl_flwr.runs.privacy_statement import statement_text
 from hyperfl_flwr.runs.resume import begun_rounds, refuse_other_nodes, resume_round
 from hyperfl_flwr.runs.run_directory import DEPLOYMENT, RunDirectory, new_run_name, read_manifest, refuse_used_directory
 from hyperfl_flwr.runs.summary import fall_text, majority_text, summarise, target_text
-from hyperfl_flwr.server.federation import refuse_other_source
+from hyperfl_flwr.server.federation import refuse_other_sources
 from hyperfl_flwr.server.membership import Announce, Roster
 from strategies.engine.context import SecureContext
 from strategies.engine.recorded import RecordedStrategy
@@ -68,8 +68,8 @@ def join_nodes(grid: Grid, config: RunConfig) -> Iterator[str]:
         yield f"novel client {served.client}: {served.seen()}"
 
 
-def run(grid: Grid, config: RunConfig) -> Path:
-    """Run a federation on a grid; returns the run's folder.
+def run(grid: Grid, config: RunConfig, *, plots: bool = True) -> Path:
+    """Run a federation on a grid; returns the run's folder, with figures unless `plots` is False.
 
     Nothing is written before the handshake with the nodes has succeeded.
 
@@ -91,6 +91,8 @@ def run(grid: Grid, config: RunConfig) -> Path:
         for line in secure_sum_warnings(config, simulated=roster.simulated):
             announce(line)
         _train(grid, resolved(config), roster, directory, last_round, secure)
+        if plots:
+            plot_run(directory.path)
     return directory.path
 
 
@@ -100,14 +102,14 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
         path = Path(config.output) if config.output else Path.home() / "hyperfl-runs" / _name(config, roster)
         refuse_used_directory(path)  # before the nodes load their data
         federation = roster.gather()
-        refuse_other_source(federation, config.target, config.lpm.weights)
+        refuse_other_sources(federation, config.method, config.target, config.lpm.weights)
         check_run(config, federation.input_shape, federation.num_classes)
         check_nodes(config, federation.num_nodes, sum(bool(node.clients) for node in federation.nodes))
         directory = RunDirectory.create(path)
-        chosen, model = _resolution(config, roster), model_facts(config.target, config.lpm.weights)
-        document = manifest.new(config.flat(), chosen, roster, model, hosts=cluster_hosts())
+        sources = model_facts(config.target, config.lpm.weights) | method_facts(config.method)
+        document = manifest.new(config.flat(), _resolution(config, roster), roster, sources, hosts=cluster_hosts())
         directory.write_json("manifest.json", document)
-        keep_model(config.target, directory.path)
+        keep_sources(config.flat(), directory.path)
         last_round = 0
     else:
         directory = RunDirectory(Path(config.resume))
@@ -116,9 +118,9 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
                 config, resolved(config), keeps_state=client_of(config.method).keeps_state(config)
             )
             federation = roster.gather(resumed=True)
-            refuse_other_source(federation, config.target, config.lpm.weights)
+            refuse_other_sources(federation, config.method, config.target, config.lpm.weights)
             refuse_other_nodes(read_manifest(directory.path), roster.num_nodes)
-            refuse_other_model(read_manifest(directory.path), config.target, config.lpm.weights)
+            refuse_changed_sources(read_manifest(directory.path), config.flat())
             check_run(config, federation.input_shape, federation.num_classes)
             check_nodes(config, federation.num_nodes, sum(bool(node.clients) for node in federation.nodes))
         except BaseException:
@@ -156,7 +158,6 @@ def _train(
         log(logging.WARNING, "%s", text)
     if text := statement_text(summary["privacy"]):
         announce(f"privacy: {text}")
-    plot_run(directory.path)
 
 
 @contextlib.contextmanager

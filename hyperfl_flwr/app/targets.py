@@ -3,8 +3,8 @@
 from clients.engine.base import BaseClient
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.models.custom.checks import check_custom
-from hyperfl_flwr.models.custom.source import is_factory
 from hyperfl_flwr.models.layers.batchnorm import has_statistics
 from hyperfl_flwr.models.provenance import body_hash
 from hyperfl_flwr.models.targets import build_target
@@ -32,7 +32,7 @@ def check_target(
         target = build_target(name, input_shape, num_classes)
     except ValueError as error:
         raise ConfigError(f"{error}; choose another target or other data") from None
-    if is_factory(name):
+    if is_user_code(name):
         check_custom(name, input_shape, num_classes)
     body_hash(name, config.lpm.weights)  # raises if there are no weights
     if has_statistics(target) and client.is_generated:

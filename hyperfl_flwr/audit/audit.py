@@ -30,14 +30,15 @@ from hyperfl_flwr.audit.record_round import (
     record_round,
     view,
 )
-from hyperfl_flwr.config.run_config import TRAINING_AUTOS, RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import training_autos, with_defaults
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.distributions import rank_correlation
-from hyperfl_flwr.models.provenance import find_kept
+from hyperfl_flwr.models.provenance import find_kept_sources, use_weights
 from hyperfl_flwr.runs.run_directory import settings_of
 from strategies.engine.base import BaseStrategy
 
@@ -104,6 +105,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         ConfigError: If the images cannot be divided in this way, or the settings are wrong.
         DataError: If the data set cannot be loaded, or is too small.
     """
+    find_kept_sources(settings, trained)
     samples = options.samples or int(settings["batch-size"])
     number, rest = divmod(options.num_images, samples)
     if rest or not number:
@@ -130,7 +132,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         "secagg.enabled": False,  # single uploads are recorded, and summed for the attacks
     }
     config = resolved(RunConfig.from_flat(attacked))
-    find_kept(config.target, trained, config.lpm.weights)
+    use_weights(config.lpm.weights)
     clients = attackable_clients(config) if options.by_neighbours else range(number)
     target = AttackedRound(
         config=config, clients=clients, trained=trained, summed=options.summed, by_neighbours=options.by_neighbours
@@ -148,13 +150,13 @@ def local_epochs_setting(settings: Mapping[str, Scalar], options: Options) -> di
 
 def _strategy(settings: Mapping[str, Scalar]) -> type[BaseStrategy]:
     """Return the strategy class of the settings' method; raises ConfigError if the method is unknown."""
-    return strategy_of(RunConfig.from_flat(default_settings() | {"method": settings["method"]}).method)
+    return strategy_of(RunConfig.from_flat(with_defaults({"method": settings["method"]})).method)
 
 
 def _numbers_of(trained: Path, settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return the values of `auto` in a trained run; the attacked round's local steps could resolve it differently."""
     numbers = resolved(RunConfig.from_flat(settings_of(trained))).flat()
-    return {key: numbers[key] for key in TRAINING_AUTOS if settings[key] == "auto"}
+    return {key: numbers[key] for key in training_autos(str(settings["method"])) if settings[key] == "auto"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from hyperfl_flwr.attacks.scoring import verdict
 from hyperfl_flwr.audit.audit import AttackResult, images_of
 from hyperfl_flwr.audit.pictures import MOST_DECIBELS, PictureRow, draw_rows, picture_rows
 from hyperfl_flwr.audit.record_round import AttackedRound
-from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.data.sample_format import title_of
@@ -227,7 +227,7 @@ def write_audit(
         pictures=[_picture(row) for row in rows],
         names=names,
         rows=cells,
-        found=Settings.of(document["settings"], default_settings(), {}),
+        found=Settings.of(document["settings"], default_settings(document["method"]), {}),
         circumstances_rows=[
             (name, plain(value)) for part in ("code", "hardware", "versions") for name, value in document[part].items()
         ],

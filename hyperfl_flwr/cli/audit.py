@@ -141,7 +141,8 @@ def _fresh_target(
         checkpoint: Folder of the run to start from; None for the initial model.
     """
     from hyperfl_flwr.audit.audit import local_epochs_setting, make_target
-    from hyperfl_flwr.config.run_config import default_settings
+    from hyperfl_flwr.config.table import with_defaults
+    from hyperfl_flwr.models.provenance import find_kept_sources
     from hyperfl_flwr.runs.run_data import require_dataset
     from hyperfl_flwr.runs.run_directory import settings_of
 
@@ -149,8 +150,11 @@ def _fresh_target(
         _refuse_combination("--checkpoint", named)
         require_dataset(checkpoint)
         settings = settings_of(checkpoint)
+        find_kept_sources(settings, checkpoint)
     else:
-        settings = default_settings() | {key: value for key, value in named.items() if value is not None}
+        given = {key: value for key, value in named.items() if value is not None}
+        find_kept_sources({**given, **changes}, None)
+        settings = with_defaults({**given, **changes})
     merged = {**settings, **local, **changes}
     # The derived epochs must not override --set.
     merged = {**merged, **local_epochs_setting(merged, options), **changes}

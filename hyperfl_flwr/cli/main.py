@@ -17,6 +17,7 @@ from rich.table import Table
 
 from hyperfl_flwr import __version__
 from hyperfl_flwr.cli.audit import audits
+from hyperfl_flwr.cli.check_method import contracts
 from hyperfl_flwr.cli.compare import comparisons
 from hyperfl_flwr.cli.deploy import deployments
 from hyperfl_flwr.cli.doctor import doctors
@@ -51,6 +52,7 @@ cli.add_typer(ledgers)
 cli.add_typer(budgets)
 cli.add_typer(games)
 cli.add_typer(doctors)
+cli.add_typer(contracts)
 cli.add_typer(listings)
 cli.add_typer(boards)
 cli.add_typer(folders)

@@ -24,14 +24,29 @@ INDENT = "    "
 
 @listings.command("settings")
 def list_settings(
-    word: Annotated[str, typer.Argument(help="Part of a key, for example pfedhn or learning-rate; default: all.")] = "",
+    word: Annotated[
+        str,
+        typer.Argument(
+            help="Part of a key, for example pfedhn or learning-rate, or package.module:METHOD for the settings of a "
+            "method of your own; default: all."
+        ),
+    ] = "",
 ) -> None:
     """List the settings with their defaults, possible values and meanings."""
-    from hyperfl_flwr.config.run_config import all_settings, topics
+    from hyperfl_flwr.config.table import all_settings, topics
     from hyperfl_flwr.core.settings import declared
     from hyperfl_flwr.core.similar_names import nearest
+    from hyperfl_flwr.core.user_code import UserCode, is_user_code
+    from hyperfl_flwr.methods import METHODS
 
-    found = [(topic, [setting for setting in declared(topic) if word in setting.key]) for topic in topics()]
+    if is_user_code(word):
+        UserCode("method", word).find_new()
+        found = [(topic, list(declared(topic))) for topic in METHODS[word].settings]
+        if not found:
+            out.print(f"{word} has no settings of its own.", markup=False)
+            return
+    else:
+        found = [(topic, [setting for setting in declared(topic) if word in setting.key]) for topic in topics()]
     if not any(settings for _, settings in found):
         raise ConfigError(f"no setting has {word!r} in its key{nearest(word, all_settings())}")
     for topic, settings in found:

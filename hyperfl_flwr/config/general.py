@@ -22,9 +22,9 @@ from hyperfl_flwr.core.settings import (
     setting,
 )
 from hyperfl_flwr.core.similar_names import nearest
+from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.data.sample_format import FOLDER_PREFIX, NPZ_PREFIX, is_local_data, local_data_path, path_hint
 from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.models.custom.source import is_factory
 from hyperfl_flwr.models.pretrained.names import NAMED, is_pretrained, parse
 
 
@@ -41,8 +41,8 @@ class FederationConfig(Section):
 
     method: str = setting(
         "hyperfl",
-        "The method, which defines what is trained and what is shared.",
-        values="one of `hyperfl methods`",
+        "The method, which defines what is trained and what is shared. `package.module:METHOD` is one of your own.",
+        values="one of `hyperfl methods`, `package.module:METHOD`",
     )
     dataset: str = setting(
         "digits",
@@ -108,7 +108,13 @@ class FederationConfig(Section):
     @field_validator("method")
     @classmethod
     def _method(cls, value: str) -> str:
-        return _check_known(value, METHODS)
+        if value.endswith(".py"):
+            module = Path(value).stem
+            raise ValueError(
+                f"must name the declaration of the method, as package.module:METHOD; got the file {value!r}; for a "
+                f"declaration METHOD in it write {module}:METHOD, in the file's folder"
+            )
+        return value if is_user_code(value) else _check_known(value, METHODS)
 
     @field_validator("target")
     @classmethod
@@ -126,7 +132,7 @@ class FederationConfig(Section):
             )
         if ":" not in value:
             return _check_known(value, [*TARGETS, *NAMED])
-        if not is_factory(value):
+        if not is_user_code(value):
             raise ValueError(f"must name a function as package.module:factory, or be a built-in one; got {value!r}")
         return value
 

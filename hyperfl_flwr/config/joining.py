@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import with_defaults
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.methods import METHODS
 
@@ -34,4 +35,4 @@ def joining_config(settings: Mapping[str, Scalar]) -> RunConfig:
     Raises:
         ConfigError: If one of them has a wrong value.
     """
-    return RunConfig.from_flat(default_settings() | inherited(settings))
+    return RunConfig.from_flat(with_defaults(inherited(settings)))

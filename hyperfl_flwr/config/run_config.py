@@ -1,13 +1,12 @@
 """Typed settings of a run, validated once; no other module reads settings by string keys.
 
-Names, defaults and meanings are declared in the sections: `hyperfl_flwr.config.general`, `hyperfl_flwr.config.sections`
-and `hyperfl_flwr.methods`. Flower passes one flat dict to an app (`"data.partition": "similarity"`) and checks its keys
-but not its types; `RunConfig.from_flat` checks everything and reports all problems at once.
+Names, defaults and meanings are declared in sections, see `hyperfl_flwr.config.table`. Flower passes one flat dict to
+an app (`"data.partition": "similarity"`) and checks its keys but not its types; `RunConfig.from_flat` checks everything
+and reports all problems at once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import ValidationError, create_model, model_validator
@@ -18,9 +17,10 @@ from hyperfl_flwr.config.pretrained import LpmConfig
 from hyperfl_flwr.config.privacy import PrivacyConfig, RecordPrivacyConfig
 from hyperfl_flwr.config.sections import AuditConfig, DataConfig, NovelConfig, PersonalizeConfig
 from hyperfl_flwr.config.secure_sums import SecureSumConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.settings import Section, Setting, declared
+from hyperfl_flwr.core.settings import Section
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.data.sample_format import SampleFormat, parse_classes, parse_normalisation, parse_shape
 from hyperfl_flwr.methods import METHODS, method_sections
@@ -29,52 +29,6 @@ if TYPE_CHECKING:
     from hyperfl_flwr.data.federated_data import DataSettings
 
 S = TypeVar("S", bound=Section)
-
-GENERAL: Sequence[type[Section]] = (FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfig)
-"""Sections of the settings without a dot in their keys."""
-
-DOTTED: Sequence[type[Section]] = (
-    DataConfig,
-    LpmConfig,
-    NovelConfig,
-    PersonalizeConfig,
-    RecordPrivacyConfig,
-    PrivacyConfig,
-    SecureSumConfig,
-    AuditConfig,
-)
-"""Sections of dotted settings that do not belong to a method."""
-
-
-def topics() -> Sequence[type[Section]]:
-    """Return all sections of settings, in the order of the documentation."""
-    return [*GENERAL, *DOTTED, *method_sections()]
-
-
-@cache
-def all_settings() -> Mapping[str, Setting]:
-    """Return all settings by key, in the order of `topics`."""
-    return MappingProxyType({setting.key: setting for topic in topics() for setting in declared(topic)})
-
-
-def default_settings() -> dict[str, Scalar]:
-    """Return the default settings as a flat dict."""
-    return {key: setting.default for key, setting in all_settings().items()}
-
-
-RESUMABLE_CHANGES = frozenset(key for key, setting in all_settings().items() if setting.resumable)
-"""Settings that a resumed run may change; `num-rounds` may only grow. All others determine the training."""
-
-RESULT_NEUTRAL = RESUMABLE_CHANGES - {"num-rounds", "early-stopping"}
-"""Settings that do not change the results of a run: of its machine, its nodes and its records."""
-
-TRAINING_AUTOS = frozenset(
-    setting.key
-    for topic in topics()
-    for setting in declared(topic)
-    if setting.resolved_by_method or (setting.is_auto and topic in method_sections())
-)
-"""Settings of which `auto` is replaced by a number of the method; they determine the training."""
 
 
 class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfig):
@@ -97,16 +51,18 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
             flat: Every setting, by dotted key.
 
         Raises:
-            ConfigError: Naming every key that is missing, unknown (with the nearest known one) or has a wrong value.
+            ConfigError: Naming every key that is missing, unknown (with the nearest known one) or has a wrong value; or
+                that a method of the user's own cannot be imported.
         """
-        nested = _nested(flat)
-        problems = list(_missing(nested))
+        nested, method = _nested(flat), str(flat.get("method", ""))
+        known = list(default_settings(method))
+        problems = list(_missing(nested, known))
         try:
-            config = _with_methods(cls).model_validate(nested)
+            config = _with_methods(cls, tuple(method_sections(method))).model_validate(nested)
         except ValidationError as error:
             problems += error.errors()
         if problems:
-            text = explain(problems, list(default_settings()), "; `hyperfl settings` lists all")
+            text = explain(problems, known, "; `hyperfl settings` lists all")
             raise ConfigError(text, public=text) from None
         return config
 
@@ -222,7 +178,7 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
                 flat |= {f"{key}.{name}": part for name, part in value.items()}
             else:
                 flat[key] = value
-        return {key: flat[key] for key in default_settings()}
+        return {key: flat[key] for key in default_settings(self.method)}
 
 
 def randomises_weights(method: str) -> bool:
@@ -236,9 +192,11 @@ def has_private_classifier(method: str) -> bool:
 
 
 @cache
-def _with_methods(base: type[RunConfig]) -> type[RunConfig]:
-    """Return the class extended by a field for each method's section."""
-    fields: dict[str, Any] = {kind.key.replace("-", "_"): (kind, ...) for kind in method_sections()}
+def _with_methods(base: type[RunConfig], sections: Sequence[type[Section]]) -> type[RunConfig]:
+    """Return the class extended by a field for each section of methods."""
+    fields: dict[str, Any] = {kind.key.replace("-", "_"): (kind, ...) for kind in sections}
+    if taken := [name for name in fields if name in base.model_fields or hasattr(base, name)]:
+        raise ConfigError(f"a method's settings must not have the key {taken[0].replace('_', '-')}, which is taken")
     return create_model("RunConfig", __base__=base, __module__=__name__, **fields)
 
 
@@ -253,9 +211,9 @@ def _nested(flat: Mapping[str, Scalar]) -> dict[str, Any]:
     return nested
 
 
-def _missing(nested: Mapping[str, Any]) -> Iterator[ErrorDetails]:
+def _missing(nested: Mapping[str, Any], known: Sequence[str]) -> Iterator[ErrorDetails]:
     """Yield a pydantic error for each missing setting: defaults are applied when a run is planned, not here."""
-    for key in default_settings():
+    for key in known:
         section, _, name = key.rpartition(".")
         table = nested.get(section, {}) if section else nested
         if isinstance(table, dict) and name not in table and (not section or section in nested):

@@ -9,7 +9,8 @@ import torch
 
 from hyperfl_flwr.config.grouping import owners_grouping
 from hyperfl_flwr.config.node_config import NodeConfig
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError, DataError, DeviceError, RefusalError, StateError
 from hyperfl_flwr.core.setting_types import Scalar

@@ -32,8 +32,9 @@ class RunLedger:
 
     @property
     def private(self) -> tuple[str, ...]:
-        """Groups of parameters that the run's method keeps private to a client."""
-        return tuple(sorted({g for name in self.methods if name in METHODS for g in client_of(name).private}))
+        """Groups of parameters that the run's method keeps private to a client; no code of a user's own is run."""
+        built_in = {group for name in self.methods if name in METHODS.built_in for group in client_of(name).private}
+        return tuple(sorted(built_in.union(*(entry.private for entry in self.entries))))
 
     @property
     def leaked(self) -> list[str]:

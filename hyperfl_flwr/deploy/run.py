@@ -80,7 +80,7 @@ def submit(superlink: DeployedSuperLink, deployment: Deployment, planned: Plan, 
     superlink.require_free()
     _wait_for_a_node(superlink, deployment, float(planned.settings["node-timeout"]), observer)
     with tempfile.TemporaryDirectory(prefix="hyperfl-") as folder:  # Flower copies the app when it is submitted
-        app = build_app(Path(folder) / "app", planned.source)
+        app = build_app(Path(folder) / "app", planned.sources, planned.settings)
         settings = Path(folder) / "settings.toml"
         settings.write_text(settings_text(planned.settings))
         return superlink.submit(app, settings)

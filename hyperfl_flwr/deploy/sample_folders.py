@@ -10,7 +10,8 @@ import numpy.typing as npt
 from PIL import Image
 from rich.progress import Progress
 
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.dataset import IntArray, Split

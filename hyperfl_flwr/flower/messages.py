@@ -1,17 +1,19 @@
 """Set the message fields that Flower's engines set, for code that runs without an engine, and read their errors.
 
-Wraps `flwr.common.constant.ErrorCode`, `flwr.supercore.task_identity.TaskIdentity` and fields of `flwr.app.Metadata`.
-The public `Message` has neither names for its error codes nor a way to set its ids, and cannot be constructed outside
-Flower's processes.
+Wraps `flwr.common.constant.ErrorCode`, `flwr.common.serde.recorddict_to_proto`,
+`flwr.supercore.task_identity.TaskIdentity` and fields of `flwr.app.Metadata`. The public `Message` has neither names
+for its error codes nor a way to set its ids, cannot be constructed outside Flower's processes, and does not show the
+bytes of its content.
 """
 
 import re
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
+from flwr.common.serde import recorddict_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = ["ErrorCode", "error_text", "identify_process", "set_message_id", "set_origin"]
+__all__ = ["ErrorCode", "content_as_sent", "error_text", "identify_process", "set_message_id", "set_origin"]
 
 
 def identify_process() -> None:
@@ -49,3 +51,8 @@ def error_text(reason: str) -> str:
             return reason
         kind, text = raised[-1], message
     return f"{kind.rpartition('.')[2]}: {text}"
+
+
+def content_as_sent(content: RecordDict) -> bytes:
+    """Return the bytes of a message's content as Flower sends them."""
+    return bytes(recorddict_to_proto(content).SerializeToString())

@@ -1,4 +1,4 @@
-"""Bundle the app for Flower: copy its files, add a custom network, and record the commit."""
+"""Bundle the app for Flower: copy its files, add code of the user's own, and record the commit."""
 
 import json
 import os
@@ -6,23 +6,27 @@ import re
 import shutil
 import subprocess
 import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hyperfl_flwr import ROOT
-from hyperfl_flwr.core.toml_files import app_file
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.source_files import copy, files_of
+from hyperfl_flwr.core.toml_files import app_file, flatten, toml_value
 from hyperfl_flwr.core.versions import COMMIT_VARIABLE
 from hyperfl_flwr.launch.flower_env import training_environment
-from hyperfl_flwr.models.custom import source as custom_source
 
 _INCLUDED = re.compile(r"^fab-include = \[.*?\]$", re.MULTILINE | re.DOTALL)
 
 
-def build_app(folder: Path, source: Path | None = None) -> Path:
+def build_app(folder: Path, sources: Sequence[Path] = (), settings: Mapping[str, Scalar] | None = None) -> Path:
     """Copy the app (packages, pyproject.toml, LICENSE) from this installation to a folder that Flower can submit.
 
     Args:
         folder: Folder to create; it must not exist.
-        source: File or folder of a custom network to include; None without one.
+        sources: Files or folders of a network and a method of the user's own to include.
+        settings: Settings of the run by dotted key. Those of a method of the user's own are added to the app's table,
+            since Flower passes on no others.
 
     Returns:
         The folder.
@@ -35,17 +39,26 @@ def build_app(folder: Path, source: Path | None = None) -> Path:
     (folder / "hyperfl_flwr" / "core" / "commit.py").write_text(f"COMMIT = {commit()!r}\n")
     for name in ("pyproject.toml", "LICENSE"):
         shutil.copyfile(app_file(name), folder / name)
-    if source is not None:
-        _add(folder, source)
+    project = folder / "pyproject.toml"
+    text = project.read_text()
+    if sources:  # Flower leaves out files that are not listed
+        for source in sources:
+            copy(source, folder)
+        included = [*included_files(), *(name for source in sources for name in files_of(source))]
+        text = _INCLUDED.sub(lambda _: f"fab-include = {json.dumps(included)}", text)
+    project.write_text(text + _tables_of_method(settings or {}))
     return folder
 
 
-def _add(app: Path, source: Path) -> None:
-    """Copy a module or package into an app and add it to `fab-include`; Flower leaves out files not listed there."""
-    custom_source.copy(source, app)
-    project = app / "pyproject.toml"
-    included = f"fab-include = {json.dumps([*included_files(), *custom_source.files_of(source)])}"
-    project.write_text(_INCLUDED.sub(lambda _: included, project.read_text()))
+def _tables_of_method(settings: Mapping[str, Scalar]) -> str:
+    """Return the tables of those of a run's settings that pyproject.toml does not have, for its end."""
+    known = flatten(tomllib.loads(app_file("pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"])
+    tables: dict[str, list[str]] = {}
+    for key in settings:
+        section, _, name = key.partition(".")
+        if key not in known:
+            tables.setdefault(section, []).append(f"{name} = {toml_value(settings[key])}\n")
+    return "".join(f"\n[tool.flwr.app.config.{section}]\n{''.join(lines)}" for section, lines in tables.items())
 
 
 def included_files() -> list[str]:

@@ -43,7 +43,7 @@ def launch_on_cluster(planned: SimulationPlan, cluster: Cluster, observer: RunCa
     shared = planned.directory.parent
     shared.mkdir(parents=True, exist_ok=True)
     with LocalSuperLink(ray_address=cluster.address, folder=shared) as superlink:
-        app = build_app(superlink.home / "app", planned.source)
+        app = build_app(superlink.home / "app", planned.sources, planned.settings)
         gpu_hosts = [host.id for host in placement.hosts] if on_gpus else []
         reports = call_in_subprocess(
             "hyperfl_flwr.launch.cluster_client:host_reports",

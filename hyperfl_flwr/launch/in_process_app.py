@@ -55,12 +55,12 @@ def _problem_of(settings: Mapping[str, Scalar], num_nodes: int) -> str:
     from hyperfl_flwr.app.client import app  # deferred: a function that is called may not need torch
     from hyperfl_flwr.app.server import run
     from hyperfl_flwr.config.run_config import RunConfig
-    from hyperfl_flwr.models.provenance import find_model
+    from hyperfl_flwr.models.provenance import find_sources
     from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
     try:
+        find_sources(settings, Path(str(settings["resume"])) if settings["resume"] else None)
         config = RunConfig.from_flat(settings)
-        find_model(config.target, config.lpm.weights, Path(config.resume) if config.resume else None)
         run(InProcessGrid(app, num_nodes, config.flat(), {"simulated": True}), config)
     except HyperFLError as error:
         return str(error)

@@ -15,7 +15,8 @@ from hyperfl_flwr.app.methods import check_run, check_secure_sum, client_of, str
 from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.secure_sums import check_nodes
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError, DeviceError, RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
@@ -27,7 +28,7 @@ from hyperfl_flwr.launch.secure_nodes import check_given_nodes, suitable_for_sum
 from hyperfl_flwr.launch.settings import check_resume, requested, without_effect
 from hyperfl_flwr.launch.sizing import Machine, suitable_nodes, suitable_threads
 from hyperfl_flwr.launch.warnings import leak_warnings
-from hyperfl_flwr.models.provenance import travelling_source
+from hyperfl_flwr.models.provenance import travelling_sources
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.runs.resume import refuse_other_nodes
 from hyperfl_flwr.runs.run_directory import is_simulation
@@ -130,7 +131,7 @@ def _laid_out(
     warnings = [*notes, *data.dataset.notes, *strategy_of(config.method).warnings(resolved(config)), *leaks]
     return SimulationPlan(
         settings=config.flat(),
-        source=travelling_source(config.target),
+        sources=travelling_sources(config.flat()),
         warnings=warnings,
         num_nodes=num_nodes,
         threads=threads,
@@ -193,7 +194,7 @@ def plan_deployed(num_nodes: int, changes: Mapping[str, Scalar]) -> Plan:
         *without_effect(changes, config.method),
         *strategy_of(config.method).warnings(resolved(config)),
     ]
-    return Plan(settings=config.flat(), source=travelling_source(config.target), warnings=warnings)
+    return Plan(settings=config.flat(), sources=travelling_sources(config.flat()), warnings=warnings)
 
 
 def plan_joined(run: Path, rounds: int, target: str, rate: float) -> Plan:

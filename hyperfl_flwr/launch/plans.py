@@ -15,12 +15,12 @@ class Plan:
 
     Attributes:
         settings: All settings by dotted key, with an absolute folder.
-        source: File or folder of a custom network to send with the app; None if there is none to send.
+        sources: Files or folders of a network and a method of the user's own to send with the app.
         warnings: Warnings to show before the run starts.
     """
 
     settings: Mapping[str, Scalar]
-    source: Path | None = None
+    sources: Sequence[Path] = ()
     warnings: Sequence[str] = ()
 
     @property

@@ -7,12 +7,13 @@ from typing import Any
 
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.resolved import resolved
-from hyperfl_flwr.config.run_config import TRAINING_AUTOS, RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings, training_autos, with_defaults
 from hyperfl_flwr.core.errors import ConfigError, InstallationError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.toml_files import app_file, flatten
 from hyperfl_flwr.methods import METHODS, method_sections
-from hyperfl_flwr.models.provenance import find_model, refuse_other_model
+from hyperfl_flwr.models.provenance import find_sources, refuse_changed_sources, use_weights
 from hyperfl_flwr.runs.resume import resume_round
 from hyperfl_flwr.runs.run_directory import (
     DEPLOYMENT,
@@ -35,12 +36,14 @@ def requested(changes: Mapping[str, Scalar], *, deployed: bool = False) -> RunCo
         HyperFLError: If settings are wrong (all problems are listed), or the folder is in use.
     """
     _refuse_old_table()
-    settings, resume = default_settings(), str(changes.get("resume", ""))
+    resume = str(changes.get("resume", ""))
     if resume and changes.get("output"):
         raise ConfigError("a resumed run continues in its own folder; give resume or output, not both")
     if resume:
-        settings = _settings_to_resume(Path(resume), changes)
-    settings |= changes
+        settings = _settings_to_resume(Path(resume), changes) | dict(changes)
+    else:
+        find_sources(changes)
+        settings = with_defaults(changes)
     if not settings["output"] and not resume:
         data = DEPLOYMENT if deployed else str(settings["dataset"])
         name = new_run_name(str(settings["method"]), data, int(settings["seed"] or 0))
@@ -50,7 +53,7 @@ def requested(changes: Mapping[str, Scalar], *, deployed: bool = False) -> RunCo
         raise ConfigError("personalize.run must not be set for training; use `hyperfl personalize`")
     if not resume:
         refuse_used_directory(Path(config.output))
-    find_model(config.target, config.lpm.weights, Path(resume) if resume else None)
+    use_weights(config.lpm.weights)
     return config
 
 
@@ -83,10 +86,13 @@ def _refuse_old_table() -> None:
 
 def _settings_to_resume(run: Path, changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return the settings of a run to resume; an `auto` that resolves to another value now keeps its old value."""
-    given = default_settings()
-    given |= {key: value for key, value in read_manifest(run)["settings"].items() if key in given}
+    recorded = read_manifest(run)["settings"]
+    find_sources(recorded | changes, run)
+    given = default_settings(str(recorded.get("method", "")))
+    given |= {key: value for key, value in recorded.items() if key in given}
     before, now = settings_of(run), resolved(RunConfig.from_flat({**given, **changes})).flat()
-    changed = {key for key in TRAINING_AUTOS if given[key] == "auto" and before[key] not in ("auto", now[key])}
+    autos = training_autos(str(given["method"]))
+    changed = {key for key in autos if given[key] == "auto" and before[key] not in ("auto", now[key])}
     return given | {key: before[key] for key in changed}
 
 
@@ -98,7 +104,7 @@ def check_resume(config: RunConfig) -> dict[str, Any]:
     """
     path = Path(config.resume)
     manifest = read_manifest(path)
-    refuse_other_model(manifest, config.target, config.lpm.weights)
+    refuse_changed_sources(manifest, config.flat())
     RunDirectory(path).close()  # raises if another process is writing there
     resume_round(config, resolved(config), keeps_state=client_of(config.method).keeps_state(config))
     return manifest

@@ -100,7 +100,7 @@ def launch(planned: SimulationPlan, observer: RunCallbacks, superlink: EarlySupe
             observer.on_note(f"warning: {problem}")
         flower = superlink.get()
         folder = Path(tempfile.mkdtemp(prefix="run-", dir=flower.home))
-        app = build_app(folder / "app", planned.source)
+        app = build_app(folder / "app", planned.sources, planned.settings)
         settings = folder / "settings.toml"
         settings.write_text(settings_text(planned.settings))
         federation = federation_config(planned.num_nodes, actors, planned.num_gpus)

@@ -1,24 +1,112 @@
-"""Registry of the methods: each module declares one method and its settings; nothing here imports torch."""
+"""Registry of the methods: each module declares one method and its settings; nothing here imports torch.
+
+A method of the user's own has the name `package.module:METHOD`, and is imported when it is looked up, see
+`hyperfl_flwr.core.user_code`.
+"""
 
 import importlib
+import math
 import pkgutil
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 from hyperfl_flwr.core.method import Method
-from hyperfl_flwr.core.settings import Section
+from hyperfl_flwr.core.settings import Section, declared
+from hyperfl_flwr.core.user_code import UserCode, is_user_code
+
+_KEY = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+"""Pattern of the key of a section of settings."""
 
 
-def _rows() -> Mapping[str, Method]:
-    """Return the `METHOD` of every module in this folder, by method name, in the order of the file names."""
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    rows: Sequence[Method] = [importlib.import_module(f"{__name__}.{name}").METHOD for name in names]
-    return {row.name: row for row in rows}
+class Methods(Mapping[str, Method]):
+    """The methods by name: iterates over the built-in ones, and looks up those of the user's own, too.
+
+    Attributes:
+        built_in: The `METHOD` of every module in this folder, by method name, in the order of the file names.
+    """
+
+    def __init__(self) -> None:
+        names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+        rows: Sequence[Method] = [importlib.import_module(f"{__name__}.{name}").METHOD for name in names]
+        self.built_in = {row.name: row for row in rows}
+
+    def __getitem__(self, name: str) -> Method:
+        """Return a method.
+
+        Raises:
+            KeyError: If there is no built-in method of this name, and it does not name one of the user's own.
+            ConfigError: If a method of the user's own cannot be imported, or its declaration is wrong.
+        """
+        return _own(name) if is_user_code(name) else self.built_in[name]
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether a name is that of a built-in method, or has the form of one of the user's own."""
+        return isinstance(name, str) and (name in self.built_in or is_user_code(name))
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of the built-in methods."""
+        return iter(self.built_in)
+
+    def __len__(self) -> int:
+        """Return the number of built-in methods."""
+        return len(self.built_in)
 
 
-METHODS = _rows()
+METHODS = Methods()
 """All methods by name."""
 
 
-def method_sections() -> Sequence[type[Section]]:
-    """Return the settings sections of all methods, each once (methods may share a section)."""
-    return list(dict.fromkeys(section for method in METHODS.values() for section in method.settings))
+def method_sections(method: str = "") -> Sequence[type[Section]]:
+    """Return the settings sections of all built-in methods, each once (methods may share a section).
+
+    Args:
+        method: Name of a method of the user's own, whose sections follow; names of built-in methods have no effect.
+    """
+    found = [section for row in METHODS.values() for section in row.settings]
+    own = METHODS[method].settings if is_user_code(method) else ()
+    return list(dict.fromkeys([*found, *own]))
+
+
+def _own(name: str) -> Method:
+    """Import and check the declaration of a method of the user's own."""
+    code = UserCode("method", name)
+    found = code.load()
+    attribute = name.partition(":")[2]
+    if not isinstance(found, Method):
+        raise code.problem(
+            f"{attribute} must be a hyperfl_flwr.core.method.Method, got {type(found).__name__}; assign one to it"
+        )
+    rate = found.learning_rate
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
+        raise code.problem(f"learning_rate must be a number above 0, got {rate!r}; correct it in {attribute}")
+    for section in found.settings:
+        _check_section(code, section)
+    return found
+
+
+def _check_section(code: UserCode, section: type[Section]) -> None:
+    """Refuse a section whose settings could be mistaken for others, or cannot be passed on by Flower."""
+    if not (isinstance(section, type) and issubclass(section, Section)):
+        raise code.problem(f"settings must be subclasses of hyperfl_flwr.core.settings.Section, got {section!r}")
+    built_in = {kind.key: kind for row in METHODS.built_in.values() for kind in row.settings}
+    if built_in.get(section.key) is section:
+        return
+    if not _KEY.fullmatch(section.key):
+        raise code.problem(
+            f"the key of {section.__name__} must be lower-case letters, digits and hyphens, as my-method; got "
+            f"{section.key!r}"
+        )
+    if section.key in built_in:
+        raise code.problem(
+            f"the key {section.key} of {section.__name__} is that of a built-in method's settings; choose another key, "
+            f"or use {built_in[section.key].__name__} itself"
+        )
+    settings = list(declared(section))
+    named = {each.key.partition(".")[2].replace("-", "_") for each in settings}
+    if undeclared := sorted(set(section.model_fields) - named):
+        raise code.problem(f"{section.__name__} declares {', '.join(undeclared)} without `setting(default, meaning)`")
+    for each in settings:
+        if not isinstance(each.default, bool | int | float | str):
+            raise code.problem(
+                f"the default of {each.key} must be a number, a text or a truth value, got {each.default!r}"
+            )

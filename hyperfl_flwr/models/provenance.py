@@ -1,7 +1,7 @@
-"""Find what a run's network needs besides this project's code, record it with the run, and find it again.
+"""Find what a run needs besides this project's code, record it with the run, and find it again.
 
-That is the source of a user-supplied network, which is copied to the run's folder, or the weights of a pre-trained
-body, of which only the hash is recorded.
+That is the source of a network or a method of the user's own, which is copied to the run's folder, and the weights of a
+pre-trained body, of which only the hash is recorded.
 """
 
 from collections.abc import Mapping
@@ -9,52 +9,57 @@ from pathlib import Path
 from typing import Any
 
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
-from hyperfl_flwr.models.custom import source as custom_source
-from hyperfl_flwr.models.custom.source import is_factory
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.user_code import UserCode, is_user_code, user_code_in
 from hyperfl_flwr.models.pretrained.names import is_pretrained, parse
-
-MODEL = "model"
-"""Folder with a copy of the network's source, in a run's folder or in a node's private state."""
 
 
 def needs_files(target: str) -> bool:
     """Return whether a network needs files besides this project's code: a user's source, or weights of a body."""
-    return is_factory(target) or is_pretrained(target)
+    return is_user_code(target) or is_pretrained(target)
 
 
-def find_model(target: str, weights: str, run: Path | None = None) -> None:
-    """Make the network's source importable from the working directory, or else from the copy in a run's folder.
+def find_sources(settings: Mapping[str, Scalar], run: Path | None = None) -> None:
+    """Make the user's own code importable from the working directory, or else from the copy in a run's folder.
 
-    A source that is in neither must be installed. What is missing raises an error only when it is needed.
+    Needed before the settings are checked, which a method of the user's own extends. A source that is in neither must
+    be installed. What is missing raises an error only when it is needed.
 
     Args:
-        target: Value of the setting `target`.
-        weights: Value of the setting `lpm.weights`, see `use_weights`.
+        settings: Settings of a run by dotted key, of which `method` and `target` may name code.
         run: A run's folder.
 
     Raises:
         ConfigError: If the source has the name of another package, or Flower would leave it out of an app.
     """
-    use_weights(weights)
-    if is_factory(target):
-        custom_source.find(target, [Path.cwd(), *([] if run is None else [run / MODEL])])
+    for code in user_code_in(settings):
+        code.find_new(run)
 
 
-def find_kept(target: str, folder: Path | None, weights: str = "") -> None:
-    """Make the network's source importable from the copy of a run or node, or else from the working directory.
+def find_kept_sources(settings: Mapping[str, Scalar], folder: Path | None) -> None:
+    """Make the user's own code importable from the copy of a run or node, or else from the working directory.
 
     Args:
-        target: Value of the setting `target`.
+        settings: Settings of a run by dotted key, of which `method` and `target` may name code.
         folder: A run's folder, or a node's folder for one run; None for the working directory alone.
-        weights: Value of the setting `lpm.weights`, see `use_weights`; empty to keep what this process uses.
 
     Raises:
         ConfigError: If the source has the name of another package, or Flower would leave it out of an app.
     """
-    if weights:
-        use_weights(weights)
-    if is_factory(target):
-        custom_source.find(target, [*([] if folder is None else [folder / MODEL]), Path.cwd()])
+    for code in user_code_in(settings):
+        code.find_kept(folder)
+
+
+def keep_sources(settings: Mapping[str, Scalar], folder: Path) -> None:
+    """Copy the user's own code into a run's folder, unless it is installed or already there."""
+    for code in user_code_in(settings):
+        code.keep(folder)
+
+
+def travelling_sources(settings: Mapping[str, Scalar]) -> list[Path]:
+    """Return the files or folders of the user's own code that the app must include, each once."""
+    found = [code.travelling for code in user_code_in(settings)]
+    return list(dict.fromkeys(source for source in found if source is not None))
 
 
 def use_weights(weights: str) -> None:
@@ -83,15 +88,19 @@ def model_facts(target: str, weights: str) -> dict[str, Any]:
 
         body = parse(target).body
         return {"model": {"body": str(body), "sha256": load_body(body, weights).sha256}}
-    source = custom_source.source_of(target) if is_factory(target) else None
-    if source is None:
-        return {}
-    facts = {
-        "factory": target,
-        "sha256": custom_source.digest_of(source),
-        "installed": custom_source.is_installed(source),
-    }
-    return {"model": facts}
+    facts = UserCode("target", target).facts() if is_user_code(target) else {}
+    return {"model": facts} if facts else {}
+
+
+def method_facts(method: str) -> dict[str, Any]:
+    """Return a manifest's entry `method`, with the hash of the source; empty for built-in methods."""
+    facts = UserCode("method", method).facts() if is_user_code(method) else {}
+    return {"method": facts} if facts else {}
+
+
+def method_hash(method: str) -> str:
+    """Return the SHA-256 of the source of a method of the user's own; an empty text for built-in methods."""
+    return str(method_facts(method).get("method", {}).get("sha256", ""))
 
 
 def network_hash(target: str, weights: str) -> str:
@@ -141,42 +150,22 @@ def refuse_other_body(target: str, sha256: str) -> None:
         raise ConfigError(f"{text}; give the file of the training as lpm.weights, or its weights to `hyperfl predict`")
 
 
-def travelling_source(target: str) -> Path | None:
-    """Return the file or folder of the network's source that the app includes; None if nodes have it installed."""
-    source = custom_source.source_of(target) if is_factory(target) else None
-    return None if source is None or custom_source.is_installed(source) else source
-
-
-def keep_model(target: str, folder: Path) -> None:
-    """Copy the network's source into a run's or a node's folder, unless it is installed or already there."""
-    source = travelling_source(target)
-    if source is None:
-        return
-    copy = folder / MODEL / source.name
-    if not copy.exists() or custom_source.digest_of(copy) != custom_source.digest_of(source):
-        custom_source.copy(source, folder / MODEL)
-
-
-def refuse_other_model(manifest: Mapping[str, Any], target: str, weights: str) -> None:
-    """Check that a run is resumed with the network's source, or the body's weights, that it started with.
+def refuse_changed_sources(manifest: Mapping[str, Any], settings: Mapping[str, Scalar]) -> None:
+    """Check that a run is resumed with the user's own code, and the body's weights, that it started with.
 
     Args:
         manifest: The run's manifest.
-        target: Value of the setting `target`.
-        weights: Value of the setting `lpm.weights`.
+        settings: The run's settings by dotted key.
 
     Raises:
         RunDirectoryError: If they have changed.
         ConfigError: If the weights of a pre-trained body cannot be loaded.
     """
-    if manifest.get("model", {}).get("sha256", "") == network_hash(target, weights):
-        return
-    if is_pretrained(target):
+    for code in user_code_in(settings):
+        code.refuse_change(manifest)
+    target, weights = str(settings["target"]), str(settings["lpm.weights"])
+    if is_pretrained(target) and recorded_body(manifest) != network_hash(target, weights):
         raise RunDirectoryError(
             f"a resumed run must train with the weights that it started with, but those of {target} are others now; "
             f"take the file that lpm.weights named then"
         )
-    raise RunDirectoryError(
-        f"a resumed run must train the network that it started with, but the source of {target} has changed; undo "
-        f"the change, or resume from another working directory: the run's folder has the first source in {MODEL}/"
-    )

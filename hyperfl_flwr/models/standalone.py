@@ -11,10 +11,10 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.core.source_files import copy
 from hyperfl_flwr.core.storage import write_atomically
-from hyperfl_flwr.models.custom import source as custom_source
+from hyperfl_flwr.core.user_code import UserCode, is_user_code
 from hyperfl_flwr.models.custom.network import CustomTarget
-from hyperfl_flwr.models.custom.source import is_factory
 from hyperfl_flwr.models.layers.dropout import Dropout
 from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.models.pretrained.network import PretrainedExtractor, PretrainedTarget
@@ -139,9 +139,9 @@ def write_model(
     write_atomically(document, (json.dumps(description, indent=2) + "\n").encode(), mode=0o600)
     if text:
         write_atomically(code, text.encode(), mode=0o600)
-    source = custom_source.source_of(recipe.target) if is_factory(recipe.target) else None
-    if source is not None and not custom_source.is_installed(source):
-        custom_source.copy(source, folder / source_folder(stem))
+    source = UserCode("target", recipe.target).travelling if is_user_code(recipe.target) else None
+    if source is not None:
+        copy(source, folder / source_folder(stem))
     return [parameters, document, *([code] if text else [])]
 
 
@@ -157,8 +157,8 @@ def read_model(path: Path) -> tuple[TargetRecipe, dict[str, Tensor]]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         facts = {name: json.loads(metadata[name]) for name in NAMES if name in metadata}
-        if is_factory(str(facts["target"])):
-            custom_source.find(facts["target"], [path.parent / source_folder(path.stem), Path.cwd()])
+        if is_user_code(str(facts["target"])):
+            UserCode("target", facts["target"]).find([path.parent / source_folder(path.stem), Path.cwd()])
         recipe = TargetRecipe.of(facts)
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error}; name a file written by `hyperfl export`") from None

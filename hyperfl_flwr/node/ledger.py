@@ -85,6 +85,8 @@ class LedgerEntry:
         round: The federated round; 0 in the handshake.
         records: The records of the message.
         error: Text of an error reply; empty for other messages.
+        private: Groups of parameters that must not leave the node, of a method of the user's own; otherwise the
+            method's name says it.
     """
 
     time: str
@@ -97,6 +99,7 @@ class LedgerEntry:
     round: int
     records: Sequence[RecordEntry] = ()
     error: str = ""
+    private: Sequence[str] = ()
 
     @property
     def bytes(self) -> int:
@@ -113,6 +116,7 @@ class Origin:
         flower_run: See `LedgerEntry`.
         node: See `LedgerEntry`.
         method: See `LedgerEntry`.
+        private: See `LedgerEntry`.
         request: Content of the incoming message; it has the experiment and the round of both messages.
     """
 
@@ -120,6 +124,7 @@ class Origin:
     flower_run: int
     node: int
     method: str
+    private: Sequence[str]
     request: RecordDict
 
     def entry(self, direction: Direction, content: RecordDict | None, error: str = "") -> LedgerEntry:
@@ -141,6 +146,7 @@ class Origin:
             round=number if isinstance(number, int) else 0,
             records=[_record(name, record) for name, record in (content or {}).items()],
             error=error,
+            private=self.private,
         )
 
 

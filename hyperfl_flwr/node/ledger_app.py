@@ -8,6 +8,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from hyperfl_flwr.core.errors import for_others
+from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.node.ledger import Ledger, LedgerEntry, LedgerError, Origin
@@ -55,7 +56,7 @@ class LedgerApp(ClientApp):
         handle = self._ledger_for(message, context)
         if handle is None:
             return super().__call__(message, context)
-        origin = _origin(message, context, handle.method)
+        origin = _origin(message, context, handle)
         try:
             handle.ledger.append(origin.entry("in", message.content))
             reply = self._answer(message, context, handle)
@@ -103,13 +104,14 @@ def array_group(record: str, name: str) -> str:
     return group_of(name.partition("/")[2] if record in (PER_CLIENT_ARRAYS, OUTLIER_SUMS) else name)
 
 
-def _origin(message: Message, context: Context, method: str) -> Origin:
+def _origin(message: Message, context: Context, handle: LedgerHandle) -> Origin:
     number = context.node_config.get("partition-id", -1)
     return Origin(
         kind=message.metadata.message_type,
         flower_run=message.metadata.run_id,
         node=number if isinstance(number, int) else -1,
-        method=method,
+        method=handle.method,
+        private=sorted(handle.private) if is_user_code(handle.method) else (),
         request=message.content,
     )
 

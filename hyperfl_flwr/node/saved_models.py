@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.storage import Arrays, read_arrays, unwritable, write_arrays
+from hyperfl_flwr.core.user_code import user_code_in
 from hyperfl_flwr.models.model_spec import TargetRecipe
-from hyperfl_flwr.models.provenance import find_kept, keep_model
 from hyperfl_flwr.node.private_state import create_client_folder, run_folder
 
 FILE = "model.npz"
@@ -63,7 +63,8 @@ class KeptModel:
         meta = {name: value for name, value in vars(self).items() if name not in ("recipe", "tensors", "trained_on")}
         try:
             create_client_folder(folder)
-            keep_model(self.recipe.target, run_folder(folder))
+            for network in user_code_in({"target": self.recipe.target}):
+                network.keep(run_folder(folder))
             arrays = {**self.tensors, TRAINED_ON: self.trained_on}
             write_arrays(folder / FILE, arrays, {**meta, "recipe": self.recipe.values()}, mode=0o600)
         except OSError as error:
@@ -82,7 +83,8 @@ class KeptModel:
         """
         tensors, meta = read_arrays(folder / FILE)
         try:
-            find_kept(str(meta["recipe"]["target"]), run_folder(folder))
+            for network in user_code_in({"target": str(meta["recipe"]["target"])}):
+                network.find_kept(run_folder(folder))
             known = tensors.pop(TRAINED_ON, np.zeros(0, np.uint64))  # files of earlier versions lack it
             return cls(tensors=tensors, trained_on=known, recipe=TargetRecipe.of(meta.pop("recipe")), **meta)
         except (KeyError, TypeError, ValueError) as error:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperfl_flwr.config.run_config import RESULT_NEUTRAL
+from hyperfl_flwr.config.table import RESULT_NEUTRAL
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.methods import METHODS, method_sections
 from hyperfl_flwr.results.differences import Client, Difference, Spread
-from hyperfl_flwr.runs.run_directory import has_secure_sums, read_manifest, settings_of
+from hyperfl_flwr.runs.run_directory import has_secure_sums, method_of, read_manifest, settings_of
 from hyperfl_flwr.runs.summary import SCORES, fall_text, majority_text, summarise
 
 LOCAL = "local"
@@ -25,6 +25,10 @@ LOCAL = "local"
 
 SEEDS = frozenset({"seed", "data.seed"})
 """Settings in which the runs of a group differ."""
+
+SOURCES = {"method source": ("method", "method"), "network source": ("target", "model")}
+"""Further setting of a run, the start of the SHA-256 of code of the user's own -> setting that names it, entry of the
+manifest. Runs with another version of the code are no seeds of one group."""
 
 IGNORED = SEEDS | RESULT_NEUTRAL
 """Settings that make no groups: seeds, and those of the machine."""
@@ -39,11 +43,20 @@ NUMBERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run that is compared: its folder, manifest, settings with numbers in place of `auto`, and summary."""
+    """A run that is compared.
+
+    Attributes:
+        path: The run's folder.
+        manifest: Its manifest.
+        settings: Its settings, with numbers in place of `auto`; `SOURCES` are among them.
+        sections: Keys of the sections of settings that belong to its method.
+        summary: Its summary.
+    """
 
     path: Path
     manifest: Mapping[str, Any]
     settings: Mapping[str, Scalar]
+    sections: frozenset[str]
     summary: Mapping[str, Any]
 
     @classmethod
@@ -51,14 +64,17 @@ class Run:
         """Read a run's folder.
 
         Raises:
-            RunDirectoryError: If it is not a run's folder, or the run has no finished round.
+            RunDirectoryError: If it is not a run's folder, the run has no finished round, or its method is unknown.
         """
-        manifest = read_manifest(path)
+        manifest, method = read_manifest(path), method_of(path)
         try:
             summary = summarise(path)
         except ValueError as error:
             raise RunDirectoryError(f"{error}; wait for the first round before comparing it") from None
-        return cls(path=path, manifest=manifest, settings=settings_of(path), summary=summary)
+        sources = {key: str(manifest.get(entry, {}).get("sha256", ""))[:8] for key, (_, entry) in SOURCES.items()}
+        sections = frozenset(kind.key for kind in METHODS[method].settings)
+        settings = {**settings_of(path), **sources}
+        return cls(path=path, manifest=manifest, settings=settings, sections=sections, summary=summary)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,10 +157,11 @@ def compare(paths: Sequence[Path]) -> Comparison:
     if len(set(places)) < max(2, len(places)):
         raise RunDirectoryError(f"a comparison needs at least two different runs; got {', '.join(map(str, paths))}")
     runs = [Run.read(path) for path in places]
-    keys = [key for key in runs[0].settings if key not in IGNORED and _differ(key, runs)]
+    known = dict.fromkeys(key for run in runs for key in run.settings)
+    keys = [key for key in known if key not in IGNORED and _differ(key, runs)]
     by_values: dict[tuple[Scalar, ...], list[Run]] = {}
     for run in runs:
-        by_values.setdefault(tuple(run.settings[key] for key in keys), []).append(run)
+        by_values.setdefault(tuple(run.settings.get(key, "") for key in keys), []).append(run)
     labels = _labels(keys, list(by_values), runs[0])
     numbers = [_numbers(found) for found in by_values.values()]
     reference = _reference(list(by_values.values()), numbers)
@@ -171,9 +188,12 @@ def compare(paths: Sequence[Path]) -> Comparison:
 def _differ(key: str, runs: Sequence[Run]) -> bool:
     """Return whether a setting distinguishes runs; one of a method's section does so between its own runs only."""
     section = key.partition(".")[0]
-    if section in {kind.key for kind in method_sections()}:
-        runs = [run for run in runs if section in {kind.key for kind in METHODS[str(run.settings["method"])].settings}]
-    return len({run.settings[key] for run in runs}) > 1
+    if key in SOURCES:  # only of equal names
+        of_name = {(run.settings[SOURCES[key][0]], run.settings[key]) for run in runs}
+        return len(of_name) > len({name for name, _ in of_name})
+    if any(section in run.sections for run in runs) or section in {kind.key for kind in method_sections()}:
+        runs = [run for run in runs if section in run.sections]
+    return len({run.settings.get(key, "") for run in runs}) > 1
 
 
 def _reference(groups: Sequence[Sequence[Run]], numbers: Sequence[Mapping[str, Spread]]) -> int:

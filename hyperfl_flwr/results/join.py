@@ -28,6 +28,7 @@ from hyperfl_flwr.core.errors import HyperFLError, RunDirectoryError, StateError
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.data.federated_data import ClientData
 from hyperfl_flwr.data.grouped_split import AUTO
 from hyperfl_flwr.data.sample_format import title_of
@@ -119,6 +120,10 @@ def write_shared(shared: Shared, output: Path) -> None:
     Raises:
         RunDirectoryError: If the file exists, does not end with .safetensors, or cannot be written.
     """
+    if is_user_code(shared.config.method):
+        raise RunDirectoryError(
+            f"clients cannot join a run of {shared.config.method} by a file, which has no code; join it from its folder"
+        )
     if output.suffix != ".safetensors" or output.exists():
         problem = "exists" if output.exists() else "does not end with .safetensors"
         raise RunDirectoryError(f"the output {output} {problem}; choose another file")
@@ -138,6 +143,8 @@ def _read(path: Path) -> Shared:
         with safe_open(path, framework="np") as file:
             entries = {name: json.loads(text) for name, text in (file.metadata() or {}).items() if name != "format"}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        if is_user_code(str(entries["settings"].get("method"))):  # the file must not choose code to run
+            raise ValueError("its method is not a built-in one")
         return Shared(
             config=resolved(joining_config(entries["settings"])),
             arrays=arrays,

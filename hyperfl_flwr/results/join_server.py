@@ -11,12 +11,12 @@ import torch
 from clients.novel.labelled import labelled_dataset
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.joining import has_new_clients, open_joinable
-from hyperfl_flwr.app.restore import method_of
 from hyperfl_flwr.config.node_config import JOIN_DATA, NOVEL_OUTPUT, SIMULATED
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.data.grouped_split import AUTO
 from hyperfl_flwr.models.standalone import FACTS, PARAMETERS, SCRIPT
-from hyperfl_flwr.runs.run_directory import refuse_used_directory
+from hyperfl_flwr.runs.run_directory import method_of, refuse_used_directory
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 from strategies.novel.joining import JoinedClient
 
@@ -50,7 +50,10 @@ def joins_with_server(source: Path) -> bool:
     Raises:
         RunDirectoryError: If the folder is not a run's.
     """
-    return source.suffix != ".safetensors" and has_new_clients(method_of(source))
+    if source.suffix == ".safetensors":
+        return False
+    name = method_of(source)
+    return not is_user_code(name) and has_new_clients(name)
 
 
 def join_with_server(

@@ -7,7 +7,8 @@ from typing import Any
 from markupsafe import Markup
 
 from hyperfl_flwr.app.methods import client_of
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.data.sample_format import shape_text
 from hyperfl_flwr.methods import METHODS
@@ -23,6 +24,7 @@ from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.runs.run_directory import (
     has_secure_sums,
     is_simulation,
+    method_of,
     read_failures,
     read_manifest,
     read_metrics,
@@ -72,7 +74,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         summary = summarise(path)
     except ValueError as error:
         raise RunDirectoryError(f"{error}; wait for the first round before writing a report") from None
-    file, client, data = output or path / "report.html", client_of(summary["method"]), RunData.read(manifest)
+    file, client, data = output or path / "report.html", client_of(method_of(path)), RunData.read(manifest)
     config = RunConfig.from_flat(settings_of(path))
     reductions = client.weighted(equal=manifest["settings"].get("privacy.unit") == "client")
     write_page(
@@ -101,7 +103,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         costs=list(_costs(summary)),
         found=Settings.of(
             data.named_in(manifest["settings"]),
-            default_settings(),
+            default_settings(summary["method"]),
             trained_settings(manifest) | manifest.get("resolved", {}),
         ),
         left_out=[(failure.round, failure.phase, failure.client, failure.reason) for failure in read_failures(path)],

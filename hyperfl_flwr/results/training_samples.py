@@ -11,7 +11,7 @@ from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.digests import Digests
 from hyperfl_flwr.data.federated_data import load_federated_data
-from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest, settings_of
+from hyperfl_flwr.runs.run_directory import is_simulation, method_of, read_manifest, settings_of
 
 
 def training_digests(run: Path, changes: Mapping[str, Scalar]) -> Digests | None:
@@ -29,6 +29,7 @@ def training_digests(run: Path, changes: Mapping[str, Scalar]) -> Digests | None
     """
     if not is_simulation(read_manifest(run)):
         return None
+    method_of(run)  # or says that it is unknown
     config = resolved(RunConfig.from_flat(settings_of(run) | dict(changes)))
     try:
         data = load_federated_data(config.data_settings())

@@ -26,7 +26,7 @@ def new(
     settings: Mapping[str, Scalar],
     resolved: Mapping[str, Any],
     roster: Roster,
-    model: Mapping[str, Any],
+    sources: Mapping[str, Any],
     *,
     hosts: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
@@ -36,7 +36,8 @@ def new(
         settings: The requested settings.
         resolved: The value that replaces each `auto`, see `hyperfl_flwr.app.resolved`.
         roster: The nodes of the run.
-        model: The entry about a custom network, see `hyperfl_flwr.models.provenance`; empty for a built-in one.
+        sources: The entries about a network and a method of the user's own, see `hyperfl_flwr.models.provenance`;
+            empty for built-in ones.
         hosts: The hosts of the Ray cluster on which a simulation trains; none for a single machine.
     """
     federation = roster.federation
@@ -55,7 +56,7 @@ def new(
         "partitioned_by": federation.nodes[0].properties["partitioned-by"],
         "data": RunData.of(federation, str(settings["dataset"])).entry(),
         **(_label_counts(federation, int(settings["num-clients"])) if roster.simulated else {}),
-        **model,
+        **sources,
     }
     return with_nodes(document, roster)
 

@@ -6,9 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from hyperfl_flwr.config.run_config import default_settings, has_private_classifier, randomises_weights
+from hyperfl_flwr.config.run_config import has_private_classifier, randomises_weights
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.privacy.accounting import (
     Noise,
     central_limit_epsilon,
@@ -27,7 +29,7 @@ from hyperfl_flwr.privacy.coverage import (
 )
 from hyperfl_flwr.runs.listed_clients import known_sizes
 from hyperfl_flwr.runs.releases import FILE, SumRelease, read_releases
-from hyperfl_flwr.runs.run_directory import read_metrics, trained_settings
+from hyperfl_flwr.runs.run_directory import method_of, read_metrics, trained_settings
 
 REPEATED = "messages that were delivered twice, which only the nodes count (hyperfl dp --spent)"
 """What the epsilon of records does not cover where clients do not report their noisy steps."""
@@ -87,8 +89,11 @@ class PrivacyStatement:
 
         Raises:
             StateError: If the record of its releases is damaged.
+            RunDirectoryError: If its method is of the user's own and cannot be imported.
         """
         settings = default_settings() | trained_settings(manifest)
+        if is_user_code(str(settings["method"])):
+            method_of(run)
         if randomises_weights(str(settings["method"])):
             return _of_weights(run)
         if settings["privacy.unit"] == "client":

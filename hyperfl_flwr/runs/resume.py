@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hyperfl_flwr.config.run_config import RESUMABLE_CHANGES, RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings, resumable_changes
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.node.private_state import INITIAL, PrivateState
@@ -122,12 +123,13 @@ def refuse_changes(old: Mapping[str, Scalar], new: Mapping[str, Any], in_use: Ma
     Raises:
         RunDirectoryError: If settings differ that must not; the message names all of them.
     """
-    old = {**default_settings(), **old}
+    method = str(new["method"])
+    old, may_change = {**default_settings(method), **old}, resumable_changes(method)
     # `old` has numbers instead of `auto`, so a setting may match as requested or after `auto` is replaced.
     problems = [
         f"{key} was {old.get(key)!r}, now {in_use.get(key)!r}"
         for key in sorted(set(old) | set(new))
-        if old.get(key) not in (new.get(key), in_use.get(key)) and key not in RESUMABLE_CHANGES
+        if old.get(key) not in (new.get(key), in_use.get(key)) and key not in may_change
     ]
     if int(new["num-rounds"]) < int(old["num-rounds"]):
         problems.append(f"num-rounds was {old['num-rounds']}, now {new['num-rounds']}; it may only grow")

@@ -14,7 +14,8 @@
     observations/    with `audit.clients`, what the server has exchanged with single clients
     privacy.jsonl    with `privacy.unit=client`, see `hyperfl_flwr.runs.releases`
     openings/        with secure sums and `audit.rounds`, what the server has opened
-    model/           source of a custom network, if the app bundle includes it
+    model/           source of a network of the user's own, if the app bundle includes it
+    method/          source of a method of the user's own, if the app bundle includes it
     summary.json     the run's result
 """
 
@@ -29,13 +30,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperfl_flwr.config.run_config import TRAINING_AUTOS, default_settings
-from hyperfl_flwr.core.errors import RunDirectoryError, StateError
+from hyperfl_flwr.config.table import default_settings, training_autos
+from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, StateError
 from hyperfl_flwr.core.folder_lock import lock_folder
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.core.user_code import UserCode, is_user_code
 from hyperfl_flwr.data.registry import DATASETS
 from hyperfl_flwr.data.sample_format import is_local_data, local_data_path, placeholder_of
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.protocol.messages import Failure
 
 Record = dict[str, Any]
@@ -168,6 +171,25 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
+def method_of(run: Path) -> str:
+    """Return the name of a run's method; one of the user's own is imported, from the copy in the run's folder first.
+
+    Raises:
+        RunDirectoryError: If the folder is not a run's, this version does not have the method, or it cannot be
+            imported.
+    """
+    name = str(read_manifest(run)["settings"].get("method"))
+    if name not in METHODS:
+        raise RunDirectoryError(f"{run} is a run of {name!r}, which this version of hyperfl-flwr does not know")
+    if is_user_code(name):
+        try:
+            UserCode("method", name).find_kept(run)
+            METHODS[name]
+        except ConfigError as error:
+            raise RunDirectoryError(f"the method of {run} is needed: {error}") from None
+    return name
+
+
 def is_simulation(manifest: Mapping[str, Any]) -> bool:
     """Return True if a run was a simulation; the nodes of a deployment do not report label counts to the server."""
     return "label_counts" in manifest
@@ -181,11 +203,19 @@ def has_secure_sums(manifest: Mapping[str, Any]) -> bool:
 def settings_of(run: Path) -> dict[str, Scalar]:
     """Return the settings of a run, also of an earlier version, with the numbers that replaced `auto`.
 
+    The code of a method of the user's own is not needed: all of its settings are in the manifest.
+
     Raises:
         RunDirectoryError: If the folder is not a run folder.
     """
-    known = default_settings()
-    return known | {key: value for key, value in trained_settings(read_manifest(run)).items() if key in known}
+    known, found = default_settings(), trained_settings(read_manifest(run))
+    sections = {key.partition(".")[0] for key in known}
+    is_own = is_user_code(str(found.get("method")))
+    return known | {
+        key: value
+        for key, value in found.items()
+        if key in known or (is_own and "." in key and key.partition(".")[0] not in sections)
+    }
 
 
 def trained_settings(manifest: Mapping[str, Any]) -> dict[str, Scalar]:
@@ -195,10 +225,12 @@ def trained_settings(manifest: Mapping[str, Any]) -> dict[str, Scalar]:
     """
     settings: dict[str, Scalar] = dict(manifest["settings"])
     chosen: Mapping[str, Scalar] = manifest.get("resolved", {})
-    known = DATASETS.get(placeholder_of(str(settings.get("dataset", ""))))
-    if "resolved" not in manifest and known:
-        chosen = {"learning-rate": known.learning_rate}
-    numbers = {key: value for key, value in chosen.items() if key in TRAINING_AUTOS}
+    info = DATASETS.get(placeholder_of(str(settings.get("dataset", ""))))
+    if "resolved" not in manifest and info:
+        chosen = {"learning-rate": info.learning_rate}
+    # What was chosen for a setting of a method of the user's own is a number of the method, too.
+    autos, known = training_autos(), default_settings()
+    numbers = {key: value for key, value in chosen.items() if key in autos or (key in settings and key not in known)}
     return settings | {key: value for key, value in numbers.items() if settings.get(key, "auto") == "auto"}
 
 

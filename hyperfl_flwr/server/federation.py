@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.models.pretrained.names import is_pretrained
-from hyperfl_flwr.models.provenance import network_hash
+from hyperfl_flwr.models.provenance import method_hash, network_hash
 from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.messages import HELLO, printable
 from hyperfl_flwr.protocol.queries import NOVEL
@@ -30,6 +30,7 @@ TERMS = {
     "num-classes": "num-classes",
     "classes": "classes",
     "model": "source of the network, or weights of its body (target)",
+    "method": "source of the method (method)",
 }
 """Properties in which all nodes must agree, with the names for their owners; a missing property fits any value."""
 
@@ -241,11 +242,12 @@ def _misfit(node: Node, found: Agreement, num_clients: int) -> str:
     return ""
 
 
-def refuse_other_source(federation: Federation, target: str, weights: str) -> None:
-    """Check that all nodes have the same source of the network, or weights of its body, as the server.
+def refuse_other_sources(federation: Federation, method: str, target: str, weights: str) -> None:
+    """Check that all nodes have the same sources of method and network, or weights of its body, as the server.
 
     Args:
         federation: The nodes.
+        method: Value of the setting `method`.
         target: Value of the setting `target`.
         weights: Value of the setting `lpm.weights` of the server.
 
@@ -253,14 +255,15 @@ def refuse_other_source(federation: Federation, target: str, weights: str) -> No
         RunFailedError: If some have others; the message names them.
         ConfigError: If the server cannot load the weights.
     """
-    own = network_hash(target, weights)
-    if others := [node.partition for node in federation.nodes if node.properties.get("model", own) != own]:
-        if is_pretrained(target):
+    for key, name, own in (("model", target, network_hash(target, weights)), ("method", method, method_hash(method))):
+        others = [node.partition for node in federation.nodes if node.properties.get(key, own) != own]
+        if others and is_pretrained(name):
             raise RunFailedError(
                 f"the nodes {others} have other weights of {target} than the server; their owners must give the same "
                 f"file, as lpm-weights in the node config"
             )
-        raise RunFailedError(
-            f"the nodes {others} have another source of {target} than the server; install the same version on all "
-            f"machines, or start the run from the folder with the source, so that the app bundle includes it"
-        )
+        if others:
+            raise RunFailedError(
+                f"the nodes {others} have another source of {name} than the server; install the same version on all "
+                f"machines, or start the run from the folder with the source, so that the app bundle includes it"
+            )

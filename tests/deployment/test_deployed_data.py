@@ -17,7 +17,8 @@ from programs import PATIENCE, SMALL, LocalDeployment, Program, local_deployment
 
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.server import run
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.data.registry import load_dataset

@@ -1,7 +1,7 @@
 """`hyperfl run --deployment`: real SuperLink and SuperNodes on loopback, with TLS and authentication.
 
 Expected values are those of the same run in one process: neither the network nor kills may change any bit. The target
-network is in a folder outside the project, from which it travels to the nodes.
+network and the method are in a folder outside the project, from which they travel to the nodes.
 """
 
 import json
@@ -32,7 +32,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.server import run
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import with_defaults
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.launch.app_bundle import commit
@@ -54,6 +55,36 @@ def build(input_shape, num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, num_classes))
 """
 
+
+METHOD = "method_of_mine:METHOD"
+OWN_METHOD = """
+from dataclasses import replace
+from typing import ClassVar
+
+from clients.hyperfl import HyperFLClient
+from hyperfl_flwr.core.settings import PositiveFloat, Section, setting
+from hyperfl_flwr.methods.hyperfl import METHOD as HYPERFL
+
+
+class MineConfig(Section):
+    key: ClassVar[str] = "mine"
+
+    bound: PositiveFloat = setting(1.0, "Largest norm of the gradient.")
+
+
+class MineClient(HyperFLClient):
+    @classmethod
+    def local_steps(cls, config):
+        return replace(super().local_steps(config), clip_norm=config.section(MineConfig).bound)
+
+
+METHOD = replace(
+    HYPERFL, name="mine", client="method_of_mine:MineClient", settings=(*HYPERFL.settings, MineConfig)
+)
+"""
+
+OWN: dict[str, Scalar] = {"target": MODEL, "method": METHOD, "mine.bound": 0.5}
+OWN_WORDS = sets(OWN)
 
 WIDE_MODEL = "wide_network:build"
 WIDE_NETWORK = """
@@ -81,8 +112,9 @@ def accuracies(folder: Path) -> list[tuple[int, float]]:
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the source of a network."""
+    """Return a folder with the sources of networks and of a method."""
     folder = tmp_path_factory.mktemp("network")
+    (folder / "method_of_mine.py").write_text(OWN_METHOD)
     (folder / "network_of_mine.py").write_text(OWN_NETWORK)
     (folder / "wide_network.py").write_text(WIDE_NETWORK)
     return folder
@@ -93,9 +125,9 @@ def straight(network: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a run of three rounds in this process."""
     output = tmp_path_factory.mktemp("straight") / "run"
     changes: dict[str, Scalar] = {"num-clients": 2, "num-rounds": 3, "threads": 1, "output": str(output)}
-    settings = default_settings() | SETTINGS | changes | {"target": MODEL}
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(network)
+        settings = with_defaults(SETTINGS | changes | OWN)
         run(InProcessGrid(app, 2, settings, {"simulated": True}), RunConfig.from_flat(settings))
     return output
 
@@ -108,7 +140,7 @@ def assert_like(folder: Path, straight: Path, rounds: int) -> None:
 
 def test_a_run_and_its_continuation(two_nodes: LocalDeployment, network: Path, straight: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
-    words = ("--model", MODEL, "--num-rounds", 2, "--output", output, "--tensorboard", *SETS)
+    words = (*OWN_WORDS, "--num-rounds", 2, "--output", output, "--tensorboard", *SETS)
     code, out, err = finished(two_nodes.hyperfl("run", *words, cwd=network))
     assert code == 0, err
     assert out.splitlines()[-1] == str(output)
@@ -122,6 +154,8 @@ def test_a_run_and_its_continuation(two_nodes: LocalDeployment, network: Path, s
     assert (manifest["status"], manifest["nodes"]) == ("completed", [[0], [1]])
     assert manifest["code"]["commit"] == (commit().removesuffix("-dirty") or None)
     assert "label_counts" not in manifest
+    assert {manifest["model"]["factory"], manifest["method"]["name"]} == {MODEL, METHOD}
+    assert (output / "method" / "method_of_mine.py").read_text() == OWN_METHOD
     summary = json.loads((output / "summary.json").read_text())
     assert summary["test_accuracy"] == pytest.approx(np.mean(summary["test_accuracy_per_client"]))
     assert {"server.log", "plots", "checkpoints", "metrics.jsonl"} <= {path.name for path in output.iterdir()}
@@ -188,7 +222,7 @@ def test_a_killed_superlink_loses_nothing(
     two_nodes: LocalDeployment, network: Path, straight: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "run"
-    words = ("--model", MODEL, "--num-rounds", 2, "--output", output, *SETS)
+    words = (*OWN_WORDS, "--num-rounds", 2, "--output", output, *SETS)
     process = two_nodes.hyperfl("run", *words, cwd=network)
     eventually((output / "checkpoints" / "round-000001.npz").is_file, "the first checkpoint")
     two_nodes.server.kill9_alone()

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federations import SMALL, Federate, Settings
 from typer.testing import CliRunner
 
 from hyperfl_flwr.attacks.readout import read_out
@@ -14,9 +13,12 @@ from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.record_round import record_round, recorded_round
 from hyperfl_flwr.audit.report import sentence, write_audit
 from hyperfl_flwr.cli.main import cli
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.launch.contract.base import SMALL, Federate
+from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.launch.warnings import leak_warnings
 from hyperfl_flwr.models.hypernetwork import common_embedding
 from hyperfl_flwr.runs.observation import load_observation

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federations import SMALL, Federate, Settings, last_checkpoint, private_arrays
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
@@ -22,9 +21,13 @@ from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.history import ObservationHistory, attacked_round, require_history
 from hyperfl_flwr.audit.record_round import AttackedRound, record_round, recorded_round
 from hyperfl_flwr.cli.main import cli
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.launch.contract.base import SMALL, Federate
+from hyperfl_flwr.launch.contract.folders import last_checkpoint, private_arrays
+from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.models.initialisation import ordinary_parameters

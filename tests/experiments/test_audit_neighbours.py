@@ -6,17 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federations import SMALL
 from torch.nn import functional
 
 from hyperfl_flwr.attacks.dual_difference import read_change
 from hyperfl_flwr.audit.audit import Options, audit, make_target
 from hyperfl_flwr.audit.record_round import record_round, view
 from hyperfl_flwr.audit.report import measure, sentence
-from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.launch.contract.base import SMALL
 from hyperfl_flwr.models.initialisation import ordinary_parameters
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.runs.observation import load_observation, observation_path

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federations import Federate
 from typer.testing import CliRunner
 
 from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.record_round import recorded_round, view
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.launch.contract.base import Federate
 
 SAMPLES = {"data.train-samples": 4, "batch-size": 4, "secagg.max-examples": 4}
 SECURE = SAMPLES | {"secagg.enabled": True, "audit.rounds": "1", "num-rounds": 1}

@@ -9,7 +9,7 @@ from hyperfl_flwr.audit.audit import Options, audit, make_target
 from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.record_round import record_round, view
 from hyperfl_flwr.audit.report import measure, sentence, write_audit
-from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError
 
 OPTIONS = Options(num_images=6, samples=2, summed=True, iterations=3)

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federations import Call, Federate
+from federations import Call
 from html_pages import Page
 from scipy.stats import ttest_rel
 
 from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.results.compare import Comparison, Group, compare
 from hyperfl_flwr.results.comparison_page import ROW_HEADERS, SCORE_HEADERS, rows_of, score_rows, write_comparison
 from hyperfl_flwr.results.differences import Difference

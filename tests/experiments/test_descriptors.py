@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federations import Federate, files_below, small_settings, trained
+from federations import small_settings, trained
 from typer.testing import CliRunner
 
 from hyperfl_flwr.app.personalize import open_run
@@ -14,6 +14,8 @@ from hyperfl_flwr.audit.descriptors import measure_descriptors
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.data.federated_data import load_federated_data, normalised
+from hyperfl_flwr.launch.contract.base import Federate
+from hyperfl_flwr.launch.contract.folders import files_below
 
 NOVEL = [5, 6, 7]
 CLASSES = 10

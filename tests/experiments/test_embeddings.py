@@ -5,7 +5,6 @@ import shutil
 
 import numpy as np
 import pytest
-from federations import last_checkpoint
 
 from experiments.figures.curves import draw
 from experiments.figures.embeddings import groups_of, read_embeddings, separation
@@ -13,6 +12,7 @@ from experiments.runner import StudyManifest, open_study_folder, run_cells
 from experiments.study import load_study
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.core.storage import read_arrays
+from hyperfl_flwr.launch.contract.folders import last_checkpoint
 
 BEGUN = StudyManifest(study="figure-8", quick=True, changes={})
 

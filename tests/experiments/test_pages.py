@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federations import SMALL, Call, Federate
+from federations import Call
 from html_pages import Page
 
 from hyperfl_flwr.audit.audit import Options, audit, make_target
 from hyperfl_flwr.audit.report import write_audit
-from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.data.registry import load_dataset
+from hyperfl_flwr.launch.contract.base import SMALL, Federate
 from hyperfl_flwr.node.ledger import ArrayEntry, Ledger, LedgerEntry, RecordEntry
 from hyperfl_flwr.pages.render import TEMPLATES
 from hyperfl_flwr.protocol.messages import Failure

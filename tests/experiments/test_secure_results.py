@@ -5,7 +5,7 @@ import statistics
 from pathlib import Path
 
 import pytest
-from federations import Call, Federate, Settings, small_settings
+from federations import Call, small_settings
 from html_pages import Page
 
 from experiments.collect import collect, with_metric
@@ -15,6 +15,8 @@ from experiments.tables import markdown
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.launch.contract.base import Federate
+from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.launch.estimate import estimate
 from hyperfl_flwr.launch.planning import plan, plan_deployed
 from hyperfl_flwr.launch.plans import IN_PROCESS

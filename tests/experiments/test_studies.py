@@ -17,7 +17,7 @@ from experiments.runner import StudyManifest, is_finished, open_study_folder, ru
 from experiments.study import FOLDER, load_study, study_names
 from experiments.tables import comma_separated, latex, markdown, write_tables
 from hyperfl_flwr.cli.main import cli
-from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.runs.run_directory import read_manifest
 

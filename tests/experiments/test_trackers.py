@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import Call, Federate
+from federations import Call
 
 from hyperfl_flwr.core.errors import ConfigError, InstallationError
 from hyperfl_flwr.launch import trackers
+from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.launch.follow import RunCallbacks
 from hyperfl_flwr.launch.trackers import FILE, require_tracker, track_during_run
 from hyperfl_flwr.runs.run_directory import read_metrics

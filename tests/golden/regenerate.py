@@ -12,7 +12,8 @@ from pathlib import Path
 
 from hyperfl_flwr.app import client as client_app
 from hyperfl_flwr.app import server as server_app
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.runs.run_directory import read_metrics
 from hyperfl_flwr.server.in_process_grid import InProcessGrid

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import NUM_CLIENTS, Call, Federate, KilledError, KilledGrid, outcome, small_settings
+from federations import Call, small_settings
 
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import check_run
@@ -17,6 +17,9 @@ from hyperfl_flwr.app.node import NodeApp
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.launch.contract.folders import outcome
+from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid
 from hyperfl_flwr.metrics.classification import evaluate
 from hyperfl_flwr.node.saved_models import KeptModel
 from hyperfl_flwr.results.compare import compare

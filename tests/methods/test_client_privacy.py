@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import Federate, Settings, exact, last_checkpoint, metrics, small_settings
+from federations import small_settings
 from flwr.app import Error, Message, MessageType
 from test_secure_runs import dropping
 
@@ -20,6 +20,9 @@ from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunFailedError
 from hyperfl_flwr.flower.messages import ErrorCode
+from hyperfl_flwr.launch.contract.base import Federate
+from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics
+from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.privacy.accounting import client_epsilon
 from hyperfl_flwr.privacy.budget import read_record

@@ -8,25 +8,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federations import (
-    NUM_CLIENTS,
-    REPRESENTATIVES,
-    Federate,
-    ForgetfulGrid,
-    PermutedGrid,
-    RecordingGrid,
-    RepeatingGrid,
-    Settings,
-    last_checkpoint,
-    of_every_method,
-    of_representatives,
-    outcome,
-    private_arrays,
-)
+from federations import REPRESENTATIVES, of_every_method, of_representatives
 
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.launch.contract.folders import last_checkpoint, private_arrays
+from hyperfl_flwr.launch.contract.grids import ForgetfulGrid, Settings
+from hyperfl_flwr.launch.contract.results import (
+    check_repeatable,
+    check_repeated_messages,
+    check_results,
+    check_sampling,
+    check_seed,
+    check_uploads,
+)
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.runs.checkpoint import SERVER
@@ -98,6 +95,12 @@ def test_two_rounds_leave_a_complete_run_folder(method: str, federate: Federate)
     assert "round 2/2" in (run / "server.log").read_text()
 
 
+@of_every_method
+def test_numbers_groups_and_uploads_are_as_declared(method: str, federate: Federate) -> None:
+    check_results(method, federate)
+    check_uploads(method, federate)
+
+
 @of_representatives
 def test_private_state_is_readable_by_its_owner_alone(method: str, federate: Federate) -> None:
     """Folders have mode 0700 and files 0600, one folder per client; they hold exactly the method's private groups.
@@ -124,8 +127,7 @@ def test_private_state_is_readable_by_its_owner_alone(method: str, federate: Fed
 
 @of_every_method
 def test_same_seed_is_bit_equal_whatever_the_nodes_are_called(method: str, federate: Federate) -> None:
-    """A second run with other node ids and another order of nodes and replies gives the same bits."""
-    assert outcome(federate(method)) == outcome(federate(method, grid=PermutedGrid))
+    check_repeatable(method, federate)
 
 
 @of_representatives
@@ -143,46 +145,14 @@ def test_the_server_holds_one_reply_at_a_time(method: str, federate: Federate) -
 
 @of_representatives
 def test_another_seed_gives_another_result(method: str, federate: Federate) -> None:
-    """Another seed changes the shared and the private arrays of a method that has such arrays."""
-    one, other = outcome(federate(method)), outcome(federate(method, seed=1))
-    for part in ("arrays", "private"):
-        assert (one[part] != other[part]) == bool(one[part])
+    check_seed(method, federate)
 
 
 @of_representatives
 def test_a_message_sent_twice_gives_the_same_reply_twice(method: str, federate: Federate) -> None:
-    """Both replies to a repeated message are equal, and the run equals one without repetitions."""
-    grids: list[RepeatingGrid] = []
-
-    def make(num_nodes: int, settings: Settings) -> RepeatingGrid:
-        grids.append(RepeatingGrid(num_nodes, settings))
-        return grids[-1]
-
-    disturbed = federate(method, grid=make, num_rounds=3)
-    assert len(grids[0].pairs) == 6  # two nodes, three rounds
-    assert all(first == second for first, second in grids[0].pairs)
-    assert outcome(disturbed) == outcome(federate(method, num_rounds=3))
+    check_repeated_messages(method, federate)
 
 
 @of_every_method
 def test_unsampled_clients_keep_their_state(method: str, federate: Federate) -> None:
-    """Clients that are not sampled keep their files byte for byte; the last round trains all clients."""
-    grids: list[RecordingGrid] = []
-
-    def make(num_nodes: int, settings: Settings) -> RecordingGrid:
-        grids.append(RecordingGrid(num_nodes, settings))
-        return grids[-1]
-
-    federate(method, grid=make, num_rounds=4, fraction_train=0.5, checkpoint_every=1)
-    rounds = grids[0].rounds
-    assert [len(trained) for trained, _, _ in rounds.values()] == [2, 2, 2, NUM_CLIENTS]
-    assert len({tuple(trained) for trained, _, _ in rounds.values()}) > 2  # different clients are sampled
-    for number, (trained, before, after) in rounds.items():
-        for client in range(NUM_CLIENTS):
-            folder = f"client-{client:05d}/"
-            old = {name: data for name, data in before.items() if name.startswith(folder)}
-            new = {name: data for name, data in after.items() if name.startswith(folder)}
-            if client not in trained:
-                assert old == new
-            elif client_of(method).private:
-                assert f"{folder}round-{number:06d}.npz" in new
+    check_sampling(method, federate)

@@ -8,20 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import (
-    NUM_CLIENTS,
-    REPRESENTATIVES,
-    Federate,
-    last_checkpoint,
-    metrics,
-    of_every_method,
-    of_representatives,
-    outcome,
-)
+from federations import REPRESENTATIVES, of_every_method, of_representatives
 
 from clients.engine.base import BaseClient
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.launch.contract.faults import check_failing_client
+from hyperfl_flwr.launch.contract.folders import last_checkpoint, metrics, outcome
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.runs.run_directory import read_manifest
 from strategies.engine.base import BaseStrategy
@@ -148,12 +142,8 @@ def test_private_parameters_that_are_no_numbers_are_not_stored(
 
 
 @of_every_method
-def test_a_client_that_fails_once_comes_back(method: str, federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that fails in round 2 is asked again in round 3 and starts from its last counted version."""
-    break_fit(monkeypatch, method, raises, rounds={2})
-    run = federate(method, num_rounds=3)
-    assert [row["failed"] for row in metrics(run) if row["kind"] == "train"] == [[], [BROKEN], []]
-    assert last_checkpoint(run)[1].versions == dict.fromkeys(range(NUM_CLIENTS), 3)
+def test_a_client_that_fails_once_comes_back(method: str, federate: Federate) -> None:
+    check_failing_client(method, federate)
 
 
 @of_representatives

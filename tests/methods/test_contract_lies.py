@@ -7,11 +7,14 @@ from functools import partial
 from typing import Any
 
 import pytest
-from federations import Federate, Settings, metrics, of_every_method, of_representatives, plain_grid, round_of
+from federations import of_every_method, of_representatives
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import client_of
+from hyperfl_flwr.launch.contract.base import Federate
+from hyperfl_flwr.launch.contract.folders import metrics
+from hyperfl_flwr.launch.contract.grids import Settings, plain_grid, round_of
 from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,

@@ -6,22 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import (
-    REPRESENTATIVES,
-    Federate,
-    RecordingGrid,
-    Settings,
-    exact,
-    last_checkpoint,
-    metrics,
-    of_every_method,
-    of_representatives,
-    outcome,
-    plain_grid,
-)
+from federations import REPRESENTATIVES, of_every_method, of_representatives
 
 from clients.engine.base import BaseClient
 from hyperfl_flwr.app.methods import client_of
+from hyperfl_flwr.launch.contract.base import Federate
+from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics, outcome
+from hyperfl_flwr.launch.contract.grids import RecordingGrid, Settings, plain_grid
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.protocol.messages import LABEL_COUNTS, Reduction, group_of
 from hyperfl_flwr.runs.checkpoint import SERVER, Checkpoints

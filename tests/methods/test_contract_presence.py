@@ -6,22 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import (
-    NUM_CLIENTS,
-    REPRESENTATIVES,
-    Federate,
-    Settings,
-    last_checkpoint,
-    metrics,
-    of_every_method,
-    of_representatives,
-    round_of,
-)
+from federations import REPRESENTATIVES, of_every_method, of_representatives
 from flwr.app import ConfigRecord, Error, Message, MessageType
 
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.flower.messages import ErrorCode
+from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.launch.contract.folders import last_checkpoint, metrics
+from hyperfl_flwr.launch.contract.grids import Settings, round_of
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.protocol.messages import CLIENTS, CONFIG, Report, Request, record_of
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics

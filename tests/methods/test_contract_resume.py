@@ -5,39 +5,18 @@ from functools import partial
 from typing import Any
 
 import pytest
-from federations import (
-    REPRESENTATIVES,
-    Federate,
-    KilledError,
-    KilledGrid,
-    metrics,
-    of_every_method,
-    of_representatives,
-    outcome,
-)
+from federations import REPRESENTATIVES, of_every_method, of_representatives
 
-from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.runs.checkpoint import Checkpoints
+from hyperfl_flwr.launch.contract.base import Federate
+from hyperfl_flwr.launch.contract.faults import check_resume
+from hyperfl_flwr.launch.contract.folders import metrics, outcome
+from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid
 
 
 @of_every_method
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(method: str, federate: Federate) -> None:
-    """With half of the clients per round and a checkpoint every other round, a resumed run equals a straight one.
-
-    The run is killed in round 4 (the last checkpoint is of round 2) and in the last round; runs of `REPRESENTATIVES`
-    also in round 1 (no checkpoint yet).
-    """
-    plan: dict[str, Any] = {"num_rounds": 6, "fraction_train": 0.5, "checkpoint_every": 2}
-    straight = federate(method, **plan)
-    every = METHODS[method].weight_epsilon is not None  # each repeated round spends more
-    kills = ((4, 3 if every else 2), (6, 5), *(((1, 0),) if method in REPRESENTATIVES else ()))
-    for in_round, checkpoint in kills:
-        killed = straight.parent / f"run-99{in_round}"
-        with pytest.raises(KilledError):
-            federate(method, grid=partial(KilledGrid, in_round=in_round), **plan, output=str(killed))
-        assert max(Checkpoints(killed / "checkpoints").rounds(), default=0) == checkpoint
-        resumed = federate(method, **plan, output=str(killed), resume=str(killed))
-        assert outcome(resumed) == outcome(straight), in_round
+    """Runs of `REPRESENTATIVES` are also killed in round 1, where there is no checkpoint yet."""
+    check_resume(method, federate, also_first=method in REPRESENTATIVES)
 
 
 @of_every_method

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import NUM_CLIENTS, exact, last_checkpoint, small_settings, trained
+from federations import small_settings, trained
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -18,6 +18,8 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunDirectoryError, StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.launch.contract.base import NUM_CLIENTS
+from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.classification import evaluate
 from hyperfl_flwr.results.export import Exported, model_of_run, write_exported

@@ -9,18 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import (
-    NUM_CLIENTS,
-    Federate,
-    KilledError,
-    KilledGrid,
-    PermutedGrid,
-    Settings,
-    current_private,
-    last_checkpoint,
-    outcome,
-    small_settings,
-)
+from federations import small_settings
 from sklearn.datasets import load_digits
 from torch.nn import functional
 
@@ -30,6 +19,9 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.launch.contract.folders import current_private, last_checkpoint, outcome
+from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid, PermutedGrid, Settings
 from hyperfl_flwr.launch.planning import plan
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.initialisation import initial_state

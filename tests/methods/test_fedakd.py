@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import Federate, current_private, last_checkpoint, metrics, small_settings
+from federations import small_settings
 from flwr.app import Message, RecordDict
 from test_noisy_steps import NOISY, member
 
@@ -18,6 +18,8 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RefusalError
 from hyperfl_flwr.data.public_samples import mixture, public_samples
+from hyperfl_flwr.launch.contract.base import Federate
+from hyperfl_flwr.launch.contract.folders import current_private, last_checkpoint, metrics
 from hyperfl_flwr.metrics.classification import evaluate
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 from hyperfl_flwr.training.knowledge_exchange import digest, distance, logits_on, nothing, packed, unpacked

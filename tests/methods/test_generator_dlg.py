@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import Federate
 
 from hyperfl_flwr.attacks.base import AttackSettings, build_structure, to_pixels
 from hyperfl_flwr.attacks.dual_difference import _halves, _read_halves
@@ -23,6 +22,7 @@ from hyperfl_flwr.audit.history import ObservationHistory
 from hyperfl_flwr.audit.record_round import AttackedRound, recorded_round
 from hyperfl_flwr.audit.report import measure, sentence
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.models.generator import Generator
 from hyperfl_flwr.training.distillation import PseudoData, label_probabilities
 

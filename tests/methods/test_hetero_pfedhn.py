@@ -4,13 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import NUM_CLIENTS, SMALL, Federate, last_checkpoint, outcome
 from html_pages import Page
 
 from hyperfl_flwr.audit.audit import Options, audit, make_target
-from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, SMALL, Federate
+from hyperfl_flwr.launch.contract.folders import last_checkpoint, outcome
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.node.ledger import read_ledger
 from hyperfl_flwr.results.report import write_report

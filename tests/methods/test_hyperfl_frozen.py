@@ -5,8 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from federations import Federate, last_checkpoint, metrics, small_settings
+from federations import small_settings
 
+from hyperfl_flwr.launch.contract.base import Federate
+from hyperfl_flwr.launch.contract.folders import last_checkpoint, metrics
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding
 from hyperfl_flwr.models.targets import build_target
 

@@ -8,16 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import (
-    NUM_CLIENTS,
-    Federate,
-    InProcessGrid,
-    Settings,
-    exact,
-    last_checkpoint,
-    metrics,
-    plain_grid,
-)
+from federations import InProcessGrid
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from torch import Tensor
 
@@ -28,6 +19,9 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RefusalError
 from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics
+from hyperfl_flwr.launch.contract.grids import Settings, plain_grid
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.protocol.arrays import SharedArrays, by_number, unpack_arrays
 from hyperfl_flwr.protocol.messages import (

@@ -6,14 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import (
-    Federate,
-    KilledError,
-    KilledGrid,
-    metrics,
-    outcome,
-)
 
+from hyperfl_flwr.launch.contract.base import Federate
+from hyperfl_flwr.launch.contract.folders import metrics, outcome
+from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 
 

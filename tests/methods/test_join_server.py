@@ -5,19 +5,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federations import Call, files_below, small_settings, trained
+from federations import Call, small_settings, trained
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from novel_owner import HearingGrid
 from safetensors.torch import load_file
-from test_contract_privacy import leaks
 
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.joining import open_joinable
 from hyperfl_flwr.app.server import join_nodes
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.registry import load_dataset
+from hyperfl_flwr.launch.contract.folders import files_below
+from hyperfl_flwr.launch.contract.leaks import leaks
 from hyperfl_flwr.protocol.messages import PER_CLIENT_ARRAYS, record_of
 from hyperfl_flwr.protocol.queries import JOIN
 from hyperfl_flwr.server.in_process_grid import InProcessGrid

@@ -6,20 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import (
-    NUM_CLIENTS,
-    Federate,
-    KilledError,
-    KilledGrid,
-    exact,
-    last_checkpoint,
-    metrics,
-    outcome,
-    private_arrays,
-)
 
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics, outcome, private_arrays
+from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid
 from hyperfl_flwr.methods.hyperfl import HyperFLConfig
 from hyperfl_flwr.results.export import model_of_run
 from hyperfl_flwr.results.report import write_report

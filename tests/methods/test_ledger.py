@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federations import NUM_CLIENTS, Call, Settings, of_representatives
+from federations import Call, of_representatives
 from flwr.app import ConfigRecord, Message, RecordDict
 
 import hyperfl_flwr.app.server
@@ -17,6 +17,8 @@ from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.deploy.ledger_view import RunLedger, runs_of
+from hyperfl_flwr.launch.contract.base import NUM_CLIENTS
+from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.node.ledger import LEDGER, LedgerEntry
 from hyperfl_flwr.protocol.arrays import pack_arrays
 from hyperfl_flwr.protocol.messages import CONFIG, HELLO, PROPERTIES, record_of

@@ -9,18 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from federations import (
-    NUM_CLIENTS,
-    Federate,
-    KilledError,
-    KilledGrid,
-    RepeatingGrid,
-    Settings,
-    last_checkpoint,
-    metrics,
-    plain_grid,
-    small_settings,
-)
+from federations import small_settings
 
 from clients.engine.context import client_setting
 from clients.fedavg import FedAvgClient
@@ -31,6 +20,9 @@ from hyperfl_flwr.app.server import run as run_server
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.launch.contract.folders import last_checkpoint, metrics
+from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid, RepeatingGrid, Settings, plain_grid
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.privacy.accounting import record_epsilon, record_noise

@@ -8,15 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import (
-    NUM_CLIENTS,
-    Federate,
-    InProcessGrid,
-    Settings,
-    last_checkpoint,
-    plain_grid,
-    setting_of,
-)
+from federations import InProcessGrid, setting_of
 from flwr.app import ArrayRecord, Message, MessageType
 from html_pages import Page
 from torch import Tensor
@@ -27,6 +19,9 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.data.corruptions import corrupted
 from hyperfl_flwr.data.federated_data import ClientData, FederatedData, load_federated_data
+from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.launch.contract.folders import last_checkpoint
+from hyperfl_flwr.launch.contract.grids import Settings, plain_grid
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.server_hypernetwork import DeepHypernetwork
 from hyperfl_flwr.models.targets import build_target

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import Settings, plain_grid, setting_of
+from federations import setting_of
 from torch import Tensor
 
 from clients.engine import adapter
@@ -17,6 +17,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.data.federated_data import ClientData, FederatedData, load_federated_data
+from hyperfl_flwr.launch.contract.grids import Settings, plain_grid
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.queries import ERRORS, RATES, QuerySpec
 from hyperfl_flwr.training.a_distance import a_distance, split

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federations import Federate, Settings, current_private, last_checkpoint, outcome, small_settings
+from federations import small_settings
 from torch import Tensor, nn
 
 from hyperfl_flwr.app.client import app
@@ -18,10 +18,13 @@ from hyperfl_flwr.audit.record_round import AttackedRound, record_round
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.core.user_code import is_user_code
+from hyperfl_flwr.launch.contract.base import Federate
+from hyperfl_flwr.launch.contract.folders import current_private, last_checkpoint, outcome
+from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models import initialisation as initialisation_module
 from hyperfl_flwr.models.custom.network import CustomTarget
-from hyperfl_flwr.models.custom.source import is_factory
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, initial_hypernetwork
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.results.export import model_of_node, model_of_run, write_exported
@@ -141,7 +144,7 @@ def test_a_run_says_whose_network_it_trained_and_keeps_it(
     federate: Federate, make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run's folder contains the network's source, and a run with a changed source is not resumed."""
-    from hyperfl_flwr.models.provenance import refuse_other_model
+    from hyperfl_flwr.models.provenance import refuse_changed_sources
 
     run = federate("fedavg", target="own_networks:build")
     manifest = read_manifest(run)
@@ -149,16 +152,16 @@ def test_a_run_says_whose_network_it_trained_and_keeps_it(
     import own_networks
 
     assert (run / "model" / "own_networks.py").read_bytes() == Path(own_networks.__file__).read_bytes()
-    refuse_other_model(manifest, "own_networks:build", "auto")
-    monkeypatch.setattr("hyperfl_flwr.models.custom.source.digest_of", lambda _: "another")
+    refuse_changed_sources(manifest, manifest["settings"])
+    monkeypatch.setattr("hyperfl_flwr.core.user_code.digest_of", lambda _: "another")
     with pytest.raises(RunDirectoryError, match="the source of own_networks:build has changed"):
-        refuse_other_model(manifest, "own_networks:build", "auto")
+        refuse_changed_sources(manifest, manifest["settings"])
     assert "model" not in read_manifest(federate("fedavg"))
 
 
 @pytest.mark.parametrize("text", ["a:", ":b", "a b:c", "a.:b", "a:b.c", "os:system()", "a::b", "1a:b", "-:-"])
 def test_only_names_of_functions_are_taken(text: str, make_settings: Callable[..., Settings]) -> None:
-    assert not is_factory(text)
+    assert not is_user_code(text)
     with pytest.raises(ConfigError, match=r"target must name a function as package.module:factory"):
         RunConfig.from_flat(make_settings(target=text))
 

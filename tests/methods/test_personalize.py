@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federations import Federate, last_checkpoint, small_settings, trained
+from federations import small_settings, trained
 from novel_owner import CLASSES, SIDE, N, in_order, normalised, owner, predictions
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -18,6 +18,8 @@ from torch.nn import functional
 
 from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.launch.contract.base import Federate
+from hyperfl_flwr.launch.contract.folders import last_checkpoint
 from hyperfl_flwr.results.personalize import Personalized, personalize
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 

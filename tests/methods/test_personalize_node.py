@@ -10,12 +10,12 @@ from federations import small_settings
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from novel_owner import HearingGrid, node_of, normalised, predictions
 from safetensors.torch import load_file
-from test_contract_privacy import leaks
 
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.launch.contract.leaks import leaks
 from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import ARRAYS, CLIENTS, PER_CLIENT_ARRAYS, PROPERTIES, Report, record_of
 from hyperfl_flwr.protocol.queries import DESCRIBE, PERSONALIZE, PROBLEM, RECIPE

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import SMALL, Federate, metrics, of_every_method
+from federations import of_every_method
 from pretended_device import DEVICE, MixedDevicesError, PretendedDevice
 
 import hyperfl_flwr.app.node
@@ -19,6 +19,8 @@ from hyperfl_flwr.core.device import send
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.augmentation import Augmentation
 from hyperfl_flwr.data.federated_data import ClientData
+from hyperfl_flwr.launch.contract.base import SMALL, Federate
+from hyperfl_flwr.launch.contract.folders import metrics
 from hyperfl_flwr.launch.planning import plan
 from hyperfl_flwr.launch.plans import RAY
 from hyperfl_flwr.metrics.classification import evaluate

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import Federate, exact, last_checkpoint, metrics, small_settings
+from federations import small_settings
 from test_noisy_steps import NOISY, member
 
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.launch.contract.base import Federate
+from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics
 from hyperfl_flwr.privacy.accounting import central_limit_epsilon, record_epsilon, record_noise
 from hyperfl_flwr.privacy.gaussian_mechanism import smallest_epsilon
 

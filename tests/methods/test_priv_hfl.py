@@ -8,18 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import (
-    Federate,
-    KilledError,
-    KilledGrid,
-    RecordingGrid,
-    Settings,
-    last_checkpoint,
-    metrics,
-    outcome,
-    private_arrays,
-)
-from test_contract_privacy import leaks
 
 from clients.priv_hfl import PrivHFLClient
 from hyperfl_flwr.app.resolved import resolved
@@ -27,6 +15,10 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.launch.contract.base import Federate
+from hyperfl_flwr.launch.contract.folders import last_checkpoint, metrics, outcome, private_arrays
+from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid, RecordingGrid, Settings
+from hyperfl_flwr.launch.contract.leaks import leaks
 from hyperfl_flwr.launch.planning import plan
 from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.models.generator import kept_generators

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import Federate, KilledError, KilledGrid, Settings
 from flwr.app import ArrayRecord, Message, MessageType
 from test_priv_hfl import (
     CHAIN,
@@ -35,6 +34,8 @@ from hyperfl_flwr.audit.record_round import AttackedRound, recorded_round
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.data.federated_data import ClientData, load_federated_data
+from hyperfl_flwr.launch.contract.base import Federate
+from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid, Settings
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.protocol.arrays import by_number, unpack_arrays
 from hyperfl_flwr.protocol.messages import PER_CLIENT_ARRAYS, Request, record_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federations import Federate, RepeatingGrid, Settings, small_settings
+from federations import small_settings
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from novel_owner import node_of
 from test_personalize_node import descriptor_message, failure, reply_to
@@ -24,6 +24,8 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RefusalError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.launch.contract.base import Federate
+from hyperfl_flwr.launch.contract.grids import RepeatingGrid, Settings
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.privacy.budget import FILE, NEEDS_BOUND, PrivacyBudget, RecordedRelease, counted_epsilon, read_record
 from hyperfl_flwr.privacy.gaussian_mechanism import smallest_sigma

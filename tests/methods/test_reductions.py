@@ -13,14 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import NUM_CLIENTS, Federate, Settings, exact, last_checkpoint, metrics, round_of
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 
 from clients.fedavg import FedAvgClient
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import check_run
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics
+from hyperfl_flwr.launch.contract.grids import Settings, round_of
 from hyperfl_flwr.models.vector import Vector
 from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import ARRAYS, PER_CLIENT_ARRAYS, Reduction, record_of

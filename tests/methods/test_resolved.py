@@ -7,17 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federations import NUM_CLIENTS, Call, Federate, Settings, outcome, plain_grid, small_settings
+from federations import Call, small_settings
 from html_pages import Page
 
 from clients.engine.context import client_setting
 from hyperfl_flwr.app import server as server_app
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.resolved import resolution, resolved
-from hyperfl_flwr.config.run_config import TRAINING_AUTOS, RunConfig
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import training_autos
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.launch.contract.folders import outcome
+from hyperfl_flwr.launch.contract.grids import Settings, plain_grid
 from hyperfl_flwr.launch.settings import requested
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.node.private_state import PrivateState
@@ -46,14 +50,14 @@ def resume(run: Path, num_rounds: int) -> Path:
 
 
 def test_every_auto_of_a_method_becomes_a_number() -> None:
-    """`TRAINING_AUTOS`, the settings that a resumed run takes from its manifest, lists exactly these."""
+    """`training_autos()`, the settings that a resumed run takes from its manifest, lists exactly these."""
     found = {
         key
         for name in METHODS
         for key, value in config_of(name).flat().items()
         if value == "auto" and resolved(config_of(name)).flat()[key] != "auto"
     }
-    assert found == TRAINING_AUTOS
+    assert found == training_autos()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -148,7 +152,7 @@ def test_a_run_goes_on_at_its_own_rate_when_auto_means_another(
         edit_manifest(run, lambda manifest: manifest.pop("resolved"))
         edit_manifest(run, lambda manifest: manifest["settings"].update({"learning-rate": "auto"}))  # type: ignore[attr-defined]
     else:
-        monkeypatch.setitem(METHODS, "hyperfl", replace(METHODS["hyperfl"], learning_rate=0.5))  # type: ignore[arg-type]
+        monkeypatch.setitem(METHODS.built_in, "hyperfl", replace(METHODS["hyperfl"], learning_rate=0.5))
     assert settings_of(run)["learning-rate"] == rate
     # `flwr run` with the app's defaults (auto) is refused: it would train at another rate.
     plain = RunConfig.from_flat(read_manifest(run)["settings"] | {"resume": str(run), "num-rounds": 2})

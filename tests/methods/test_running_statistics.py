@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federations import Federate, last_checkpoint, private_arrays, small_settings
+from federations import small_settings
 from torch.nn import functional
 
 from hyperfl_flwr.app.methods import client_of
@@ -19,6 +19,8 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.launch.contract.base import Federate
+from hyperfl_flwr.launch.contract.folders import last_checkpoint, private_arrays
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.models.targets import build_target

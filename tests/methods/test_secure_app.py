@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
-from federations import Settings
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from secure_federation import SESSION, SecureFederation
@@ -19,6 +18,7 @@ import hyperfl_flwr.app.client
 from clients.engine import adapter
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.node.ledger import read_ledger
 from hyperfl_flwr.protocol.arrays import pack_arrays
 from hyperfl_flwr.protocol.messages import HELLO, PER_CLIENT_ARRAYS, PROPERTIES, record_of

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import SMALL, Federate, Settings, exact, last_checkpoint, metrics, plain_grid, round_of
 from flwr.app import ConfigRecord, Error, Message, MessageType
 
 from clients.engine.base import BaseClient
@@ -16,6 +15,9 @@ from hyperfl_flwr.app.secure_sums import secure_context
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunFailedError
 from hyperfl_flwr.flower.messages import ErrorCode
+from hyperfl_flwr.launch.contract.base import SMALL, Federate
+from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics
+from hyperfl_flwr.launch.contract.grids import Settings, plain_grid, round_of
 from hyperfl_flwr.protocol.messages import record_of
 from hyperfl_flwr.protocol.secure_sums import messages as records
 from hyperfl_flwr.protocol.secure_sums.messages import UNMASK

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federations import SMALL, Federate
 
 from hyperfl_flwr.app.methods import client_of, strategy_of
-from hyperfl_flwr.config.run_config import TRAINING_AUTOS, RunConfig, all_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import all_settings, training_autos
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.settings import declared
+from hyperfl_flwr.launch.contract.base import SMALL, Federate
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.runs.observation import load_observation, observation_path
@@ -70,7 +71,7 @@ def test_every_auto_of_its_settings_becomes_a_number(method: str) -> None:
     config = RunConfig.from_flat({key: each.default for key, each in all_settings().items()} | {"method": method})
     config = RunConfig.from_flat(config.flat() | {"learning-rate": METHODS[method].learning_rate})
     autos = {each.key for section in METHODS[method].settings for each in declared(section) if each.is_auto}
-    assert autos <= strategy_of(method).automatic(config).keys() <= TRAINING_AUTOS
+    assert autos <= strategy_of(method).automatic(config).keys() <= training_autos()
 
 
 @of_each

@@ -11,7 +11,8 @@ from plain import random_samples
 
 from clients.engine.base import BaseClient
 from clients.engine.context import ClientContext
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import ClientData

@@ -9,7 +9,8 @@ from plain import random_samples
 from clients.engine.context import ClientContext
 from hyperfl_flwr.app.methods import client_of, new_strategy
 from hyperfl_flwr.app.resolved import resolved
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.data.federated_data import ClientData
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.protocol.messages import group_of

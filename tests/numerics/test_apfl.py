@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from federations import exact, last_checkpoint, metrics
 from members import client, initial_model, rounds
 from torch.func import functional_call
 from torch.nn import functional
@@ -11,6 +10,7 @@ from torch.nn import functional
 from clients.apfl import APFLClient
 from clients.fedavg import FedAvgClient
 from clients.local import LocalClient
+from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics
 
 SGD = {"batch-size": 7, "local-epochs": 2, "momentum": 0.5, "weight-decay": 0.02}
 

@@ -8,7 +8,8 @@ from dense import Dense
 from experiments.dual.cost import computed_cost
 from experiments.dual.toy_problems import DIM, NUM_CLIENTS, LeastSquares, Logistic, ToyFederation, distance, incidence
 from hyperfl_flwr.app.resolved import resolved
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.training.dual_averaging import DualRule

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from federations import exact, last_checkpoint, metrics
 from members import client, initial_model
 from plain import random_samples
 from torch import nn
@@ -10,6 +9,7 @@ from torch.nn import functional
 
 from clients.fedala import FedALAClient
 from clients.fedavg import FedAvgClient
+from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics
 from hyperfl_flwr.training.fedala import MOST_PASSES, STEADY, Mixture, learn_weights
 
 SGD = {"batch-size": 7, "local-epochs": 1, "momentum": 0.5, "weight-decay": 0.02}

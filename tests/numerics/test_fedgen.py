@@ -12,7 +12,8 @@ from torch.nn import functional
 from clients.engine.context import ClientContext
 from clients.fedavg import FedAvgClient
 from clients.fedgen import FedGenClient
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.optimisers import Adam
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.data.federated_data import ClientData

@@ -5,14 +5,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from federations import exact, last_checkpoint, metrics, small_settings, trained
+from federations import small_settings, trained
 from members import client, initial_model, rounds
 from plain import random_samples
 
 from clients.fedavg import FedAvgClient
 from clients.fedprox import FedProxClient
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics
 from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, train_epochs
 
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from federations import exact
 from members import SIZE, full_batch_client, initial_arrays, initial_model, next_round, upload_after
 from torch.nn import functional
 
 from clients.fedavg import FedAvgClient
 from clients.fedrod import FedRoDClient, balanced_softmax
+from hyperfl_flwr.launch.contract.folders import exact
 from hyperfl_flwr.metrics.classification import evaluate
 
 SEEN = 6

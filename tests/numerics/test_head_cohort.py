@@ -16,7 +16,8 @@ from clients.engine.context import ClientContext
 from clients.engine.head_cohort import HeadCohort
 from clients.hyperfl import HyperFLClient
 from hyperfl_flwr.app.resolved import resolved
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.data.federated_data import ClientData
 from hyperfl_flwr.models.hypernetwork import common_embedding, initial_hypernetwork

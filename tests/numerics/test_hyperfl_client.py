@@ -7,7 +7,8 @@ from plain import HyperFLRound, digits_cnn, random_samples
 from clients.engine.context import ClientContext
 from clients.hyperfl import HyperFLClient
 from hyperfl_flwr.app.resolved import resolved
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.data.federated_data import ClientData
 from hyperfl_flwr.node.private_state import PrivateState
 

@@ -6,12 +6,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from federations import current_private, exact, last_checkpoint, metrics, small_settings, trained
+from federations import small_settings, trained
 from members import FULL_BATCH, full_batch_client, initial_arrays, next_round, upload_after
 from torch.nn import functional
 
 from clients.fedavg import FedAvgClient
 from clients.moon import MoonClient, contrast
+from hyperfl_flwr.launch.contract.folders import current_private, exact, last_checkpoint, metrics
 
 TARGET = "own_networks:with_batchnorm"
 

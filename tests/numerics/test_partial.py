@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from federations import exact, last_checkpoint, private_arrays, small_settings
+from federations import small_settings
 from members import client, initial_model, rounds
 
 from clients.engine.partial import PartialClient
@@ -19,6 +19,7 @@ from clients.local import LocalClient
 from hyperfl_flwr.audit.audit import Options, audit, make_target
 from hyperfl_flwr.audit.record_round import record_round
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, private_arrays
 from hyperfl_flwr.models.groups import Entries, groups_of, initial_groups, normalisation_names
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.protocol.messages import Reduction

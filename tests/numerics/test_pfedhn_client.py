@@ -7,7 +7,8 @@ from plain import CLASSIFIER, Sgd, cross_entropy, digits_cnn, leaves, random_sam
 
 from clients.engine.context import ClientContext
 from clients.pfedhn import PFedHNClient, PFedHNPCClient
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.data.federated_data import ClientData
 from hyperfl_flwr.models.initialisation import ordinary_parameters

@@ -12,7 +12,8 @@ from clients.engine.context import ClientContext
 from clients.fedavg import FedAvgClient
 from hyperfl_flwr.app import client as client_app
 from hyperfl_flwr.app import server as server_app
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.data.federated_data import ClientData, load_federated_data

@@ -1,7 +1,7 @@
 """The commands of the how-to pages are run as printed.
 
-The pages on deployments are tested in tests/deployment, and the page on a user's network in
-test_simulated_own_model.py.
+The pages on deployments are tested in tests/deployment, and the pages on a user's network and method in
+test_simulated_own_code.py.
 """
 
 import csv
@@ -31,7 +31,7 @@ def test_every_page_with_commands_is_run() -> None:
     """A page with a console block needs a test here, in test_readme.py, test_tutorial.py or tests/deployment."""
     covered = {
         "index", "tutorial", "reference/data-sets", "how-to/own-data", "how-to/own-network", "how-to/engines",
-        "how-to/pretrained",
+        "how-to/own-method", "how-to/pretrained",
         "how-to/compare", "how-to/many-clients", "how-to/export", "how-to/join", "how-to/tensorboard",
         "how-to/deploy", "how-to/deploy-security",
     }  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federations import SMALL, Settings, small_settings, trained
+from federations import small_settings, trained
 from safetensors.torch import load_file
 
 import hyperfl_flwr as hyperfl
@@ -19,6 +19,8 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.launch.app_bundle import build_app
+from hyperfl_flwr.launch.contract.base import SMALL
+from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.launch.simulation import simulation
 
 PAGE = ROOT / "docs" / "how-to" / "python.md"
@@ -211,7 +213,7 @@ def test_a_networks_source_is_read_as_it_is_now(tmp_path: Path, monkeypatch: pyt
         simulation(1, "in-process")(changes).__enter__()
     source.write_text(NETWORK.format(inputs=64))
     with simulation(1, "in-process")(changes) as ready:
-        assert ready.plan.source == source
+        assert ready.plan.sources == [source]
     assert "corrected_network" not in sys.modules
 
 

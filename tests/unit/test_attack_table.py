@@ -9,7 +9,8 @@ import pytest
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.record_round import AttackedRound
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError
 
 FIRST_ROUND = 1

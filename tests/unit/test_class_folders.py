@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.dataset import Dataset
 from hyperfl_flwr.data.federated_data import load_federated_data

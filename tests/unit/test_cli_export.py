@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federations import NUM_CLIENTS, Call, Federate, InProcessGrid, Settings, small_settings, trained
+from federations import Call, InProcessGrid, small_settings, trained
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -16,6 +16,8 @@ from hyperfl_flwr.app.client import app
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.metrics.classification import evaluate
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics, settings_of

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from hyperfl_flwr import ROOT
-from hyperfl_flwr.config.run_config import RESUMABLE_CHANGES, RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings, resumable_changes
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.core.toml_files import flatten
@@ -31,7 +32,7 @@ def problem(**changes: Any) -> str:
 def test_the_defaults_are_valid_and_complete() -> None:
     config = read()
     assert config.method in METHODS
-    assert default_settings().keys() >= RESUMABLE_CHANGES
+    assert default_settings().keys() >= resumable_changes()
 
 
 @pytest.mark.parametrize("method", METHODS)

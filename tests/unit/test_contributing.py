@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from federations import Call, Federate, exact, last_checkpoint, small_settings
+from federations import Call, small_settings
 from torch import nn
 
 from experiments import study
@@ -24,10 +24,12 @@ from hyperfl_flwr.attacks.base import AttackSettings, Reconstruction
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.registry import ATTACKS, Attack, attacks_on
 from hyperfl_flwr.audit.audit import Options, audit, make_target
-from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.toml_files import settings_text
 from hyperfl_flwr.data.registry import DATASETS
 from hyperfl_flwr.data.sources.torchvision import TorchvisionFiles, grey_images
+from hyperfl_flwr.launch.contract.base import Federate
+from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.models.targets import TARGETS, build_target
@@ -180,11 +182,16 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
+def environment_of(checkout: Path) -> dict[str, str]:
+    """Return the environment of programs that import a copy of the project."""
+    path = os.pathsep.join([str(checkout), *(part for part in sys.path if part != str(ROOT))])
+    return {**os.environ, "PYTHONPATH": path}
+
+
 def in_checkout(checkout: Path, *words: object) -> str:
     """Run a Python program in a copy of the project and return its output."""
-    path = os.pathsep.join([str(checkout), *(part for part in sys.path if part != str(ROOT))])
     command = [sys.executable, *map(str, words)]
-    environment = {**os.environ, "PYTHONPATH": path}
+    environment = environment_of(checkout)
     done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -195,6 +202,11 @@ def test_a_method_needs_no_more_than_two_files(checkout: Path, federate: Federat
     """Two files add a method with settings, pages and attacks; its steps of 4 * 0.0625 equal FedAvg's at rate 0.25."""
     (checkout / "clients" / "mine.py").write_text(CLIENT)
     (checkout / "hyperfl_flwr" / "methods" / "mine.py").write_text(METHOD)
+    forgotten = [sys.executable, "-m", "hyperfl_flwr", "run", "--method", "mine"]
+    done = subprocess.run(
+        forgotten, cwd=checkout, env=environment_of(checkout), capture_output=True, text=True, check=False
+    )
+    assert "pyproject.toml lacks the settings mine.factor; run `make generate`" in done.stderr
     in_checkout(checkout, "scripts/generate_settings.py")
     assert "[tool.flwr.app.config.mine]\nfactor = 4.0\n" in (checkout / "pyproject.toml").read_text()
     assert "### `mine.factor`\n" in (checkout / "docs" / "reference" / "settings.md").read_text()

@@ -2,7 +2,8 @@
 
 import pytest
 
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.estimate import busy_seconds
 

@@ -9,7 +9,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from hyperfl_flwr.cli.main import cli
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.data.federated_data import load_federated_data
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.config.node_config import NOVEL_DATA, NOVEL_DELTA, NOVEL_EPSILON, NOVEL_OUTPUT
-from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.config.table import default_settings
 
 PAGE = ROOT / "docs" / "methods" / "it-pfl.md"
 SECTION = PAGE.read_text().split("\n## A model for your own data\n")[1].split("\n## ")[0]

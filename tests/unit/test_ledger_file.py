@@ -27,7 +27,7 @@ def entry(number: int = 0, error: str = "") -> LedgerEntry:
 
 def written(content: RecordDict) -> LedgerEntry:
     """Return the ledger's entry for an outgoing content."""
-    origin = Origin(kind="train", flower_run=1, node=0, method="local", request=RecordDict())
+    origin = Origin(kind="train", flower_run=1, node=0, method="local", private=(), request=RecordDict())
     return origin.entry("out", content)
 
 

@@ -8,7 +8,7 @@ from federations import Call
 
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.app.methods import METHODS
-from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.config.table import default_settings
 
 FOLDER = ROOT / "docs" / "methods"
 SECTIONS = [name for name in METHODS if any(key.startswith(f"{name}.") for key in default_settings())]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from test_npz import load
 
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.federated_data import load_federated_data
 

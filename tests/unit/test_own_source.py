@@ -11,9 +11,10 @@ import pytest
 from federations import Call
 
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.source_files import LARGEST, copy, digest_of, files_of
+from hyperfl_flwr.core.user_code import UserCode
 from hyperfl_flwr.launch.app_bundle import build_app
-from hyperfl_flwr.models.custom import source as custom_source
-from hyperfl_flwr.models.provenance import travelling_source
+from hyperfl_flwr.models.provenance import travelling_sources
 
 NETWORK = """
 from torch import nn
@@ -60,14 +61,14 @@ TRAVELS = ["__init__.py", "deep/__init__.py", "nets.py", "parts.py", "sizes.json
 
 def test_a_package_is_found_copied_and_hashed(tmp_path: Path) -> None:
     package = write_package(tmp_path, "netof_a")
-    assert custom_source.find("netof_a.nets:build", [tmp_path]) == package
-    assert list(custom_source.files_of(package)) == [f"netof_a/{name}" for name in TRAVELS]
-    custom_source.copy(package, tmp_path / "copy")
-    assert custom_source.digest_of(tmp_path / "copy" / "netof_a") == custom_source.digest_of(package)
+    assert UserCode("target", "netof_a.nets:build").find([tmp_path]) == package
+    assert list(files_of(package)) == [f"netof_a/{name}" for name in TRAVELS]
+    copy(package, tmp_path / "copy")
+    assert digest_of(tmp_path / "copy" / "netof_a") == digest_of(package)
     (package / "notes.txt").write_text("not part of it")
-    assert custom_source.digest_of(tmp_path / "copy" / "netof_a") == custom_source.digest_of(package)
+    assert digest_of(tmp_path / "copy" / "netof_a") == digest_of(package)
     (package / "sizes.json").write_text("[6]")
-    assert custom_source.digest_of(tmp_path / "copy" / "netof_a") != custom_source.digest_of(package)
+    assert digest_of(tmp_path / "copy" / "netof_a") != digest_of(package)
 
 
 def test_the_first_folder_counts_and_none_is_none(tmp_path: Path) -> None:
@@ -75,14 +76,14 @@ def test_the_first_folder_counts_and_none_is_none(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "netof_b.py").write_text("")
     folders = [tmp_path / "none", tmp_path / "one", tmp_path / "other"]
-    assert custom_source.find("netof_b:build", folders) == tmp_path / "one" / "netof_b.py"
-    assert custom_source.find("netof_c:build", folders) is None
+    assert UserCode("target", "netof_b:build").find(folders) == tmp_path / "one" / "netof_b.py"
+    assert UserCode("target", "netof_c:build").find(folders) is None
 
 
 def test_an_installed_package_s_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "numpy.py").write_text("")
     with pytest.raises(ConfigError, match=r"and would hide it; rename it"):
-        custom_source.find("numpy:build", [tmp_path])
+        UserCode("target", "numpy:build").find([tmp_path])
 
 
 @pytest.mark.parametrize("name", ["clients", "strategies", "experiments", "hyperfl_flwr", "random", "os"])
@@ -90,41 +91,50 @@ def test_names_of_this_project_and_of_python_are_refused(name: str, tmp_path: Pa
     """Such a name is refused whether a file of that name exists or not."""
     for _ in range(2):
         with pytest.raises(ConfigError, match=rf"{name} is (this project's|Python's); give your own package or module"):
-            custom_source.find(f"{name}.path:build", [tmp_path])
+            UserCode("target", f"{name}.path:build").find([tmp_path])
         (tmp_path / f"{name}.py").write_text("")
 
 
-def test_a_copy_beside_the_original_is_let_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run's copy of a module that Python finds elsewhere is accepted, unless the two differ."""
-    for folder in ("path", "copy"):
+def test_what_is_found_comes_before_other_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's copy is imported in place of another version on Python's path, or of one that was imported before."""
+    for folder, number in (("path", 1), ("copy", 2), ("same", 2)):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "netof_l.py").write_text("x = 1")
+        (tmp_path / folder / "netof_l.py").write_text(f"x = {number}")
     monkeypatch.syspath_prepend(tmp_path / "path")
-    assert custom_source.find("netof_l:build", [tmp_path / "copy"]) == tmp_path / "copy" / "netof_l.py"
-    (tmp_path / "path" / "netof_l.py").write_text("x = 2")
-    with pytest.raises(ConfigError, match="and would hide it"):
-        custom_source.find("netof_l:build", [tmp_path / "copy"])
+    code = UserCode("target", "netof_l:x")
+    assert code.load() == 1
+    assert code.find([tmp_path / "copy"]) == tmp_path / "copy" / "netof_l.py"
+    assert code.load() == 2
+    module = sys.modules["netof_l"]
+    code.find([tmp_path / "same"])
+    code.load()
+    assert sys.modules["netof_l"] is module  # the same source is not imported again
+    (tmp_path / "copy" / "netof_l.py").write_text("x = 3 # changed")
+    code.find([tmp_path / "copy"])
+    assert code.load() == 3
+    code.find([tmp_path / "none"])
+    assert code.load() == 1
 
 
 @pytest.mark.parametrize("name", ["build", "lib", "env", "test_net", "net_test"])
 def test_names_that_flower_leaves_out_are_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.py").write_text("")
     with pytest.raises(ConfigError, match=rf"Flower leaves {name} out of an app because of its name; rename"):
-        custom_source.find(f"{name}:build", [tmp_path])
+        UserCode("target", f"{name}:build").find([tmp_path])
 
 
 def test_too_much_source_is_refused(tmp_path: Path) -> None:
     package = write_package(tmp_path, "netof_d")
-    (package / "table.json").write_text("0" * (custom_source.LARGEST + 1))
+    (package / "table.json").write_text("0" * (LARGEST + 1))
     with pytest.raises(ConfigError, match="8 MB of source, an app can hold 8 MB"):
-        custom_source.find("netof_d.nets:build", [tmp_path])
+        UserCode("target", "netof_d.nets:build").find([tmp_path])
 
 
 def test_the_app_includes_it_and_flower_builds_it(tmp_path: Path) -> None:
     """The bundle that `flwr build` makes contains the package's files that nodes need, and no others."""
     write_package(tmp_path, "netof_e")
-    custom_source.find("netof_e.nets:build", [tmp_path])
-    app = build_app(tmp_path / "app", travelling_source("netof_e.nets:build"))
+    UserCode("target", "netof_e.nets:build").find([tmp_path])
+    app = build_app(tmp_path / "app", travelling_sources({"target": "netof_e.nets:build"}))
     patterns = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["fab-include"]
     assert [name for name in patterns if "netof_e" in name] == [f"netof_e/{name}" for name in TRAVELS]
     assert "strategies/**/*.py" in patterns
@@ -137,7 +147,10 @@ def test_the_app_includes_it_and_flower_builds_it(tmp_path: Path) -> None:
     for name in TRAVELS:
         assert f"netof_e/{name} " in listing
     assert "notes.txt" not in listing
-    assert "netof_e" not in (build_app(tmp_path / "plain", travelling_source("cnn")) / "pyproject.toml").read_text()
+    assert (
+        "netof_e"
+        not in (build_app(tmp_path / "plain", travelling_sources({"target": "cnn"})) / "pyproject.toml").read_text()
+    )
 
 
 def test_the_command_line_finds_it_in_the_working_directory(call: Call) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federations import Settings, small_settings
+from federations import small_settings
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from clients.engine import adapter
@@ -13,6 +13,7 @@ from hyperfl_flwr.app.node import NodeApp
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.core.errors import ConfigError, DataError, RefusalError, for_others
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.protocol.arrays import pack_arrays
 from hyperfl_flwr.protocol.messages import ARRAYS, CONFIG, HELLO, PROPERTIES, Request, record_of
 from hyperfl_flwr.protocol.queries import PROBLEM

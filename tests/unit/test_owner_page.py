@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federations import Call, Federate, Settings
+from federations import Call
 from html_pages import Page
 
 from hyperfl_flwr.app.client import app
@@ -18,6 +18,8 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.launch.contract.base import Federate
+from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.node.evaluations import FILE, MOST, Evaluation, Evaluations
 from hyperfl_flwr.node.private_state import client_folders
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics, settings_of

@@ -15,7 +15,8 @@ from ray._private.utils import check_version_info
 
 import hyperfl_flwr as hyperfl
 from hyperfl_flwr.app import host_report
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError, DeviceError
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.launch.app_bundle import build_app

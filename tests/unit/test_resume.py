@@ -4,12 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from federations import Federate, Settings, last_checkpoint
 
 from hyperfl_flwr.app.resolved import resolved
-from hyperfl_flwr.config.run_config import RESUMABLE_CHANGES, RunConfig, default_settings
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings, resumable_changes
 from hyperfl_flwr.core.errors import HyperFLError, RunDirectoryError, StateError
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.launch.contract.base import Federate
+from hyperfl_flwr.launch.contract.folders import last_checkpoint
+from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.runs.resume import refuse_changes, resume_round
 from hyperfl_flwr.runs.run_directory import RunDirectory, read_manifest, read_metrics
 
@@ -54,7 +57,7 @@ def refuse(old: Settings, new: Settings) -> None:
     refuse_changes(old, new, new)
 
 
-@pytest.mark.parametrize("key", [key for key in default_settings() if key not in RESUMABLE_CHANGES])
+@pytest.mark.parametrize("key", [key for key in default_settings() if key not in resumable_changes()])
 def test_every_setting_that_decides_the_result_must_stay(key: str) -> None:
     old = default_settings()
     with pytest.raises(RunDirectoryError, match=f"  - {key} was {old[key]!r}, now {another(old[key])!r}"):
@@ -63,7 +66,7 @@ def test_every_setting_that_decides_the_result_must_stay(key: str) -> None:
 
 def test_settings_that_do_not_decide_the_result_may_change() -> None:
     old = default_settings() | {"early-stopping": 2, "data.validation-fraction": 0.5}
-    assert ALLOWED.keys() == RESUMABLE_CHANGES
+    assert ALLOWED.keys() == resumable_changes()
     refuse(old, old | ALLOWED)
     refuse(old, old)
     with pytest.raises(RunDirectoryError, match="early-stopping was 2, now 0; it may change, but not to or from 0"):

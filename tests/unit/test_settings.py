@@ -9,7 +9,7 @@ from federations import Call
 
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.cli.settings import described
-from hyperfl_flwr.config.run_config import RESUMABLE_CHANGES, all_settings, default_settings, topics
+from hyperfl_flwr.config.table import all_settings, default_settings, resumable_changes, topics
 from hyperfl_flwr.core.settings import Setting, declared
 from hyperfl_flwr.core.toml_files import flatten
 from hyperfl_flwr.data.corruptions import CORRUPTIONS
@@ -95,7 +95,7 @@ def test_the_command_line_prints_meanings(call: Call) -> None:
     for key, setting in all_settings().items():
         assert f"\n{key} = " in out
         assert setting.meaning.split()[-1] in out
-    assert out.count("may change when a run is resumed") == len(RESUMABLE_CHANGES)
+    assert out.count("may change when a run is resumed") == len(resumable_changes())
 
 
 def test_the_command_line_prints_some_settings(call: Call) -> None:

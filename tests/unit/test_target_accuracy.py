@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import Federate
 from html_pages import Page
 
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.launch.progress import ShownProgress
 from hyperfl_flwr.results.report import write_report
 from hyperfl_flwr.runs.summary import summarise

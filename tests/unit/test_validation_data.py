@@ -6,11 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federations import Federate, last_checkpoint, small_settings
+from federations import small_settings
 
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, DataError
 from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.launch.contract.base import Federate
+from hyperfl_flwr.launch.contract.folders import last_checkpoint
 from hyperfl_flwr.metrics.classification import evaluate
 from hyperfl_flwr.models.targets import build_target
 

@@ -4,8 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from federations import Federate
-
+from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.results.compare import compare
 from hyperfl_flwr.results.report import write_report
 from hyperfl_flwr.runs.run_directory import read_metrics

@@ -12,19 +12,14 @@ constants, which are not exchanged.
 
 import copy
 import functools
-import importlib
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
-from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.models.custom.source import top_level
+from hyperfl_flwr.core.user_code import UserCode, where
 from hyperfl_flwr.models.initialisation import SelfInitialised
 from hyperfl_flwr.models.layers.batchnorm import WITHOUT_COUNTER, AnyBatchNorm
 from hyperfl_flwr.models.layers.dropout import Dropout
@@ -48,9 +43,14 @@ class Factory:
     input_shape: tuple[int, ...]
     num_classes: int
 
+    @property
+    def code(self) -> UserCode:
+        """The factory as code of the user's own."""
+        return UserCode("target", self.name)
+
     def problem(self, text: str) -> ConfigError:
         """Return an error about the network; its message begins with the setting `target`."""
-        return ConfigError(f"target = {self.name}: {text}")
+        return self.code.problem(text)
 
     def call(self, seed: int) -> nn.Module:
         """Call the factory under a seed of torch's CPU generator, and restore the generator's state afterwards.
@@ -59,7 +59,7 @@ class Factory:
             ConfigError: If the factory does not exist or fails, or if it returns anything but a network with float32
                 parameters on the CPU.
         """
-        make = self._find()
+        make = self.find()
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             try:
@@ -72,28 +72,17 @@ class Factory:
         self._check_parameters(made)
         return made
 
-    def _find(self) -> Callable[[tuple[int, ...], int], object]:
-        module, _, attribute = self.name.partition(":")
-        found: object = getattr(self._module(module), attribute, None)
-        if not callable(found):
-            problem = "does not exist" if found is None else f"is of type {type(found).__name__}"
-            raise self.problem(f"{attribute} in module {module} {problem}; name a callable")
-        return found
+    def find(self) -> Callable[[tuple[int, ...], int], object]:
+        """Import the function.
 
-    def _module(self, module: str) -> ModuleType:
-        try:
-            return importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if error.name is not None and f"{module}.".startswith(f"{error.name}."):
-                text = f"no module {error.name} is in the working directory or installed"
-            else:
-                text = (
-                    f"its module imports {error.name}, which is not found: the app contains {top_level(self.name)} "
-                    f"only; move {error.name} into it or install it on all nodes"
-                )
-            raise self.problem(text) from error
-        except Exception as error:
-            raise self.problem(f"the module {module} cannot be imported: {where(error)}") from error
+        Raises:
+            ConfigError: If there is none.
+        """
+        found = self.code.load()
+        if not callable(found):
+            module, _, attribute = self.name.partition(":")
+            raise self.problem(f"{attribute} in module {module} is of type {type(found).__name__}; name a callable")
+        return found
 
     def _check_parameters(self, network: nn.Module) -> None:
         """Refuse parameters that cannot be shared: absent, lazy, not float32 on the CPU, scalar, frozen, or tied."""
@@ -117,14 +106,6 @@ class Factory:
                     f"layer a separate tensor"
                 )
             first[id(parameter)] = name
-
-
-def where(error: Exception) -> str:
-    """Return an error in one line, with the innermost line of user code in its traceback."""
-    others = (str(Path(torch.__file__).parent), str(ROOT / "hyperfl_flwr"), "<frozen")
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
-    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
 
 
 class CustomExtractor(nn.Module, SelfInitialised):
@@ -208,11 +189,13 @@ def build_custom(name: str, input_shape: tuple[int, ...], num_classes: int) -> C
 
     The factory is called once per process and shape. See `hyperfl_flwr.models.targets.build_target`.
     """
-    return copy.deepcopy(_template(Factory(name, tuple(map(int, input_shape)), int(num_classes))))
+    factory = Factory(name, tuple(map(int, input_shape)), int(num_classes))
+    return copy.deepcopy(_template(factory, factory.find()))
 
 
 @functools.lru_cache(maxsize=8)
-def _template(factory: Factory) -> CustomTarget:
+def _template(factory: Factory, _: Callable[..., object]) -> CustomTarget:
+    """Return a network on the meta device; the found function is another one where another source was found since."""
     target = new_target(factory, 0)
     for layer in target.modules():
         for name, parameter in layer.named_parameters(recurse=False):

@@ -1,0 +1,66 @@
+"""Contract: failing clients are left out, and a killed run goes on as if nothing had happened."""
+
+import contextlib
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from clients.engine.base import BaseClient
+from hyperfl_flwr.app.methods import client_of
+from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate, replaced, require
+from hyperfl_flwr.launch.contract.folders import last_checkpoint, metrics, outcome
+from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.runs.checkpoint import Checkpoints
+
+BROKEN = 2
+"""The client that fails."""
+
+
+def check_failing_client(method: str, federate: Federate) -> None:
+    """A client that fails in round 2 is named and left out, and is trained again in round 3."""
+    client_class = client_of(method)
+    fit = client_class.fit
+
+    def broken(self: BaseClient, parameters: list[np.ndarray], config: dict[str, Any]) -> Any:  # noqa: ANN401 - Flower's
+        if self.context.client == BROKEN and config["round"] == 2:
+            raise RuntimeError("the camera is broken")
+        return fit(self, parameters, config)
+
+    with replaced(client_class, "fit", broken):
+        run = federate(method, num_rounds=3)
+    failed = [row["failed"] for row in metrics(run) if row["kind"] == "train"]
+    remedy = "let the strategy aggregate whichever clients have replied"
+    require(failed == [[], [BROKEN], []], f"one client failed in round 2, recorded are {failed}", remedy)
+    versions = last_checkpoint(run)[1].versions
+    expected = dict.fromkeys(range(NUM_CLIENTS), 3)
+    require(versions == expected, f"after three rounds the clients have the versions {versions}", remedy)
+    for key, value in last_checkpoint(run)[0].items():
+        require(bool(np.isfinite(value).all()), f"{key} is not finite after a client failed", remedy)
+
+
+def check_resume(method: str, federate: Federate, *, also_first: bool = False) -> None:
+    """With half of the clients per round and a checkpoint every other round, a resumed run equals a straight one.
+
+    The run is killed in round 4, where the last checkpoint is of round 2, and in the last round.
+
+    Args:
+        method: Name of the method.
+        federate: Runs the federations.
+        also_first: Whether a run is also killed in round 1, without a checkpoint.
+    """
+    plan: dict[str, Any] = {"num_rounds": 6, "fraction_train": 0.5, "checkpoint_every": 2}
+    straight = federate(method, **plan)
+    every = METHODS[method].weight_epsilon is not None  # each repeated round spends more
+    remedy = "keep the server's numbers from round to round in `server_state`, and a client's in `private` groups"
+    for in_round, checkpoint in ((4, 3 if every else 2), (6, 5), *(((1, 0),) if also_first else ())):
+        killed = straight.parent / f"run-99{in_round}"
+        with contextlib.suppress(KilledError):
+            federate(method, grid=partial(KilledGrid, in_round=in_round), **plan, output=str(killed))
+        last = max(Checkpoints(killed / "checkpoints").rounds(), default=0)
+        found = f"a run that was killed in round {in_round} has a checkpoint of round {last}"
+        require(last == checkpoint, found, remedy)
+        one, other = outcome(federate(method, **plan, output=str(killed), resume=str(killed))), outcome(straight)
+        for part, value in one.items():
+            require(value == other[part], f"a run killed in round {in_round} and resumed differs in {part}", remedy)

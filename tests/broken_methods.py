@@ -1,0 +1,119 @@
+"""Methods that each break one part of the contract."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from own_method import CLIPPED, PRIVATE_HEAD
+from torch import Tensor
+
+from clients.fedavg import FedAvgClient
+from clients.fedrep import FedRepClient
+from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.protocol.arrays import SharedArrays
+from strategies.fedavg import FedAvg
+
+FEDAVG = replace(CLIPPED, settings=(), client="clients.fedavg:FedAvgClient", strategy="strategies.fedavg:FedAvg")
+
+UNRESOLVED = replace(CLIPPED, strategy="strategies.fedavg:FedAvg")
+UNDECLARED_UPLOAD = replace(FEDAVG, uploads=())
+
+_calls = itertools.count()
+
+
+class NoLoss(FedAvgClient):
+    """Reports a loss that is no number."""
+
+    def train(self, rng: np.random.Generator) -> dict[str, float]:
+        """Train as FedAvg's client does."""
+        return {**super().train(rng), "train-loss": float("nan")}
+
+
+class Counting(FedAvgClient):
+    """Changes the model by the number of trainings in this process."""
+
+    def train(self, rng: np.random.Generator) -> dict[str, float]:
+        """Train as FedAvg's client does, and add."""
+        found = super().train(rng)
+        with torch.no_grad():
+            next(self.model.parameters()).add_(1e-3 * (next(_calls) % 7))
+        return found
+
+
+class Seedless(FedAvg):
+    """Starts from the same values with every seed."""
+
+    def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
+        """Return zeros."""
+        found = super().initial_parameters()
+        return {group: {name: torch.zeros_like(value) for name, value in each.items()} for group, each in found.items()}
+
+
+class Untrained(FedAvgClient):
+    """Does not train."""
+
+    def train(self, rng: np.random.Generator) -> dict[str, float]:
+        """Return a loss of 1."""
+        return {"train-loss": 1.0}
+
+
+class Forgetful(FedAvg):
+    """Adds half of the last change, which no checkpoint holds."""
+
+    last: SharedArrays | None = None
+
+    def advance(self, means: SharedArrays) -> SharedArrays:
+        """Return the means with momentum."""
+        before, self.last = self.last, dict(means)
+        if before is None:
+            return means
+        return {key: (value + 0.5 * (value - before[key])).astype(value.dtype) for key, value in means.items()}
+
+
+class AllOrNothing(FedAvg):
+    """Needs all clients."""
+
+    def advance(self, means: SharedArrays) -> SharedArrays:
+        """Return the means."""
+        if self.outcome.failures:
+            raise RunFailedError("a client is missing")
+        return means
+
+
+class TooFew(FedAvg):
+    """Trains one client less than the settings say."""
+
+    def sampled(self, server_round: int) -> Sequence[int]:
+        """Return all clients but the last."""
+        return super().sampled(server_round)[:-1]
+
+
+class Reporting(FedRepClient):
+    """Reports a private number."""
+
+    def train(self, rng: np.random.Generator) -> dict[str, float]:
+        """Train as FedRep's client does."""
+        return {**super().train(rng), "train-loss": float(self.model.classifier.bias[0])}
+
+
+class Telling(FedRepClient):
+    """Names private numbers in the texts of errors."""
+
+    def train(self, rng: np.random.Generator) -> dict[str, float]:
+        """Train as FedRep's client does."""
+        found = super().train(rng)
+        values = next(iter(self.groups["classifier"].parameters())).detach().numpy()
+        (self.context.state.directory.parent.parent / f"debug-{self.context.client}.bin").write_bytes(values.tobytes())
+        return found
+
+
+NO_LOSS = replace(FEDAVG, client="broken_methods:NoLoss")
+COUNTING = replace(FEDAVG, client="broken_methods:Counting")
+SEEDLESS = replace(FEDAVG, client="broken_methods:Untrained", strategy="broken_methods:Seedless")
+FORGETFUL = replace(FEDAVG, strategy="broken_methods:Forgetful")
+ALL_OR_NOTHING = replace(FEDAVG, strategy="broken_methods:AllOrNothing")
+TOO_FEW = replace(FEDAVG, strategy="broken_methods:TooFew")
+REPORTING = replace(PRIVATE_HEAD, client="broken_methods:Reporting")
+TELLING = replace(PRIVATE_HEAD, client="broken_methods:Telling")

@@ -1,0 +1,85 @@
+"""`hyperfl check-method` finds what a method breaks, and says what to do."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from federations import Call
+
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.launch.contract.check import CHECKS, CHOSEN, check_method
+from hyperfl_flwr.launch.findings import Level
+
+SUBJECTS = [check.subject for check in CHECKS]
+
+
+def found(name: str, **changes: float) -> dict[str, tuple[Level, str, str]]:
+    return {each.subject: (each.level, each.text, each.remedy) for each in check_method(name, changes)}
+
+
+@pytest.mark.parametrize("name", ["fedrep", "own_method:CLIPPED"])
+def test_a_sound_method_holds_all_of_it(name: str) -> None:
+    findings = found(name)
+    assert list(findings)[: len(CHECKS)] == SUBJECTS
+    assert {level for level, _, _ in findings.values()} - {Level.WARNING} == {Level.OK}
+    assert ("private groups" in findings) == (name != "fedrep")
+
+
+BROKEN = {
+    "UNRESOLVED": ("settings", "nothing replaces the `auto` of clipped.server-share"),
+    "UNDECLARED_UPLOAD": ("uploads", "`uploads` is empty, but the client shares model"),
+    "NO_LOSS": ("results", "client 0 reported no finite train-loss in round 1"),
+    "COUNTING": ("repeatability", "two runs with one seed differ in arrays"),
+    "SEEDLESS": ("seed", "another seed gives the same arrays"),
+    "FORGETFUL": ("resume", "a run killed in round 4 and resumed differs in arrays"),
+    "ALL_OR_NOTHING": ("failures", "a client is missing"),
+    "TOO_FEW": ("client sampling", "four rounds trained [1, 1, 1, 4] clients of 5"),
+    "REPORTING": ("privacy", "a private number was reported as a metric"),
+    "TELLING": (
+        "privacy",
+        "private arrays left the client: client-00000/round-000002.npz:classifier/weight in debug-0.bin",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_each_part_of_the_contract_can_fail(name: str) -> None:
+    subject, text = BROKEN[name]
+    level, seen, remedy = found(f"broken_methods:{name}")[subject]
+    assert level == Level.ERROR
+    assert text in seen
+    assert remedy
+
+
+def test_every_check_has_a_method_that_breaks_it() -> None:
+    assert {subject for subject, _ in BROKEN.values()} | {"repeated messages"} == set(SUBJECTS)
+
+
+def test_a_counting_client_is_found_by_repeated_messages() -> None:
+    level, seen, _ = found("broken_methods:COUNTING")["repeated messages"]
+    assert level == Level.ERROR
+    assert "answered with two different replies" in seen
+
+
+def test_the_command_prints_findings_and_its_exit_code(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call("check-method", "broken_methods:UNDECLARED_UPLOAD", "--json")
+    assert code == 1
+    assert {each["subject"]: each["level"] for each in json.loads(out)}["uploads"] == "error"
+    assert not list(Path.cwd().iterdir())
+
+
+@pytest.mark.parametrize("key", CHOSEN)
+def test_settings_that_the_checks_choose_are_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key} cannot be set here"):
+        next(check_method("fedavg", {key: 1}))
+
+
+def test_unknown_methods_and_wrong_settings_are_refused(call: Call) -> None:
+    code, _, err = call("check-method", "fedavgg")
+    assert (code, "did you mean fedavg?" in err) == (2, True)
+    code, _, err = call("check-method", "fedavg", "--set", "batch-size=0")
+    assert (code, "batch-size must be greater than 0" in err) == (2, True)
+    assert "nowhere_at_all" not in sys.modules
+    code, _, err = call("check-method", "nowhere_at_all:METHOD")
+    assert (code, "no module nowhere_at_all" in err) == (2, True)
