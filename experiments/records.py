@@ -32,6 +32,7 @@ from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.core.user_code import ENTRIES
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
 from hyperfl_flwr.runs.summary import SCORES
 
@@ -216,6 +217,7 @@ def _record(cell: Cell, path: Path, bases: dict[str, Mapping[str, Scalar]], kept
             "experiment": manifest["experiment"],
             "status": manifest["status"],
             "end": manifest["end"],
+            **{entry: manifest[entry] for entry in ENTRIES.values() if entry in manifest},
             **_circumstances(manifest),
             "resolved": _without_paths(manifest.get("resolved", {})),
             "resumed": [_circumstances(each) for each in manifest.get("resumed", ())],

@@ -25,6 +25,7 @@ from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.launch.app_bundle import worker_environment
+from hyperfl_flwr.models.provenance import changed_sources
 from hyperfl_flwr.runs.run_directory import read_manifest, trained_settings
 
 DESCRIPTION = "study.json"
@@ -109,20 +110,19 @@ def is_finished(cell: Cell, folder: Path) -> bool:
 
 
 def differences(cell: Cell, manifest: Mapping[str, Any]) -> list[str]:
-    """Return the differences between the settings of a run and of a cell, without the machine's settings.
+    """Return the differences between the settings and sources of a run and of a cell, without the machine's settings.
 
     A setting that did not exist when the run was made counts as its default.
     """
     # A run may record a setting as given (`auto`) or as resolved: both are equal to the cell's.
-    given, expected = (
-        without_machine_settings(cell.settings),
-        without_machine_settings(resolved(cell.config).flat() | cell.attack),
-    )
+    given = without_machine_settings(cell.settings)
+    expected = without_machine_settings(resolved(cell.config).flat() | cell.attack)
     recorded = without_machine_settings(with_defaults(trained_settings(manifest)))
     differing = [
         key for key in sorted({*expected, *recorded}) if recorded.get(key) not in (given.get(key), expected.get(key))
     ]
-    return [f"{key} {recorded.get(key)!r} instead of {expected.get(key)!r}" for key in differing]
+    found = [f"{key} {recorded.get(key)!r} instead of {expected.get(key)!r}" for key in differing]
+    return found + changed_sources(manifest, cell.settings)
 
 
 def run_cells(

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from experiments.attack_cell import PREFIX, AttackedCell
-from experiments.study_axes import Expected, Line, Settings, read_expected, read_lines, runs_of, with_grid
+from experiments.study_axes import Expected, Line, Settings, of_method, read_expected, read_lines, runs_of, with_grid
 from experiments.units import unit_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import with_defaults
@@ -173,7 +173,7 @@ class Study:
                     settings = {**self.settings, **column.settings, **row.settings, **row.on.get(column.name, {})}
                     settings |= (self.quick if quick else {}) | {"seed": seed} | dict(changes or {})
                     find_sources(settings)
-                    cells.append(_cell(row.name, column.name, seed, with_defaults(settings)))
+                    cells.append(_cell(row.name, column.name, seed, with_defaults(of_method(settings, lines))))
         if not cells:
             reasons = {f"{line.name}: {line.missing}" for line in (*chosen_rows, *chosen_columns) if line.missing}
             raise ConfigError(f"none of the chosen cells can be run; {', '.join(sorted(reasons))}")

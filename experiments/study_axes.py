@@ -9,6 +9,8 @@ from typing import Any
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.toml_files import flatten
+from hyperfl_flwr.core.user_code import is_user_code
+from hyperfl_flwr.methods import METHODS
 
 Settings = dict[str, Scalar]
 
@@ -41,6 +43,22 @@ class Line:
     metric: str = ""
     way: str = ""
     on: Mapping[str, Settings] = field(default_factory=dict)
+
+
+def of_method(settings: Mapping[str, Scalar], lines: Sequence[Line]) -> Settings:
+    """Return settings without those of methods of the user's own that other rows train; they have no effect here.
+
+    Args:
+        settings: Settings of a run.
+        lines: The rows and columns of the study.
+
+    Raises:
+        ConfigError: If one of the methods cannot be imported, or its declaration is wrong.
+    """
+    methods = {str(line.settings.get("method", "")) for line in lines} | {str(settings.get("method", ""))}
+    sections = {name: {kind.key for kind in METHODS[name].settings} for name in methods if is_user_code(name)}
+    others = set().union(*sections.values()) - sections.get(str(settings.get("method", "")), set())
+    return {key: value for key, value in settings.items() if key.partition(".")[0] not in others}
 
 
 @dataclass(frozen=True, kw_only=True)

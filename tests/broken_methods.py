@@ -1,6 +1,7 @@
 """Methods that each break one part of the contract."""
 
 import itertools
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -12,15 +13,53 @@ from torch import Tensor
 from clients.fedavg import FedAvgClient
 from clients.fedrep import FedRepClient
 from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.core.method import Upload
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from strategies.fedavg import FedAvg
 
 FEDAVG = replace(CLIPPED, settings=(), client="clients.fedavg:FedAvgClient", strategy="strategies.fedavg:FedAvg")
 
-UNRESOLVED = replace(CLIPPED, strategy="strategies.fedavg:FedAvg")
+UNRESOLVED = replace(FEDAVG, settings=CLIPPED.settings)
 UNDECLARED_UPLOAD = replace(FEDAVG, uploads=())
+WRONG_UPLOAD = replace(FEDAVG, uploads=(Upload(part="classifier", form="values"),))
 
 _calls = itertools.count()
+
+
+class Leaving(FedAvgClient):
+    """Ends Python."""
+
+    def train(self, rng: np.random.Generator) -> dict[str, float]:
+        """Leave."""
+        sys.exit(0)
+
+
+_history: dict[tuple[str, int], SharedArrays] = {}
+_seen: dict[tuple[str, int], int] = {}
+
+
+class History(FedAvg):
+    """Adds half of the last change, which this module holds by run and round."""
+
+    def advance(self, means: SharedArrays) -> SharedArrays:
+        """Return the means with momentum."""
+        run, server_round = self.context.run_directory, self.progress.round
+        _history[run, server_round] = dict(means)
+        before = _history.get((run, server_round - 1), means)
+        return {key: (value + 0.5 * (value - before[key])).astype(value.dtype) for key, value in means.items()}
+
+
+class Memory(FedAvgClient):
+    """Changes the model by a number of the round before, which this module holds."""
+
+    def train(self, rng: np.random.Generator) -> dict[str, float]:
+        """Train as FedAvg's client does, and add."""
+        found = super().train(rng)
+        key = (str(self.context.state.directory), self.round)
+        _seen[key] = 1
+        with torch.no_grad():
+            next(self.model.parameters()).add_(1e-3 * _seen.get((key[0], self.round - 1), 0))
+        return found
 
 
 class NoLoss(FedAvgClient):
@@ -109,6 +148,9 @@ class Telling(FedRepClient):
         return found
 
 
+LEAVING = replace(FEDAVG, client="broken_methods:Leaving")
+HISTORY = replace(FEDAVG, strategy="broken_methods:History")
+MEMORY = replace(FEDAVG, client="broken_methods:Memory")
 NO_LOSS = replace(FEDAVG, client="broken_methods:NoLoss")
 COUNTING = replace(FEDAVG, client="broken_methods:Counting")
 SEEDLESS = replace(FEDAVG, client="broken_methods:Untrained", strategy="broken_methods:Seedless")

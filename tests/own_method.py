@@ -1,5 +1,6 @@
 """Methods as users would write them: valid ones, and ones that each break a rule."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
@@ -112,3 +113,28 @@ SHADOWING_KEY = replace(CLIPPED, settings=(_with_key("seed"),))
 FORGED_KEY = replace(CLIPPED, settings=(_with_key("a]\n[tool.flwr.app"),))
 UNDECLARED = replace(CLIPPED, settings=(Undeclared,))
 LISTED = replace(CLIPPED, settings=(Listed,))
+
+
+class NotANumber(Section):
+    """A default that does not equal itself."""
+
+    key: ClassVar[str] = "nan"
+
+    rate: float = setting(math.nan, "A rate.")
+
+
+class Umlaut(Section):
+    """A name that TOML does not take without quotes."""
+
+    key: ClassVar[str] = "umlaut"
+
+    größe: float = setting(1.0, "A size.")
+
+
+NOT_FINITE = replace(CLIPPED, settings=(NotANumber,))
+UMLAUT = replace(CLIPPED, settings=(Umlaut,))
+TWICE = replace(CLIPPED, settings=(ClippedConfig, type("Other", (ClippedConfig,), {"__doc__": "Settings."})))
+NO_TUPLE = replace(CLIPPED, settings=ClippedConfig)  # type: ignore[arg-type]
+NO_CLIENT_PATH = replace(CLIPPED, client=5)  # type: ignore[arg-type]
+NO_UPLOADS = replace(CLIPPED, uploads=("model",))  # type: ignore[arg-type]
+NO_FUNCTION = replace(CLIPPED, weight_epsilon=5)  # type: ignore[arg-type]

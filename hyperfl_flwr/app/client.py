@@ -63,10 +63,10 @@ def ledger_for(message: Message, context: Context) -> LedgerHandle | None:
     )
 
 
-def _private_groups(method: str, message: Message) -> Sequence[str]:
+def _private_groups(method: str, message: Message) -> Sequence[str] | None:
     """Return the groups that must not leave the node; none for UNMASK, of which the reply must not have any arrays.
 
-    None either of a method of the user's own that cannot be imported: the node then refuses the message.
+    They are not known of a method of the user's own that cannot be imported: the node then refuses the message.
     """
     if message.metadata.message_type == UNMASK or method not in METHODS:
         return ()
@@ -75,7 +75,7 @@ def _private_groups(method: str, message: Message) -> Sequence[str]:
     try:
         return client_of(method).private
     except ConfigError:
-        return ()
+        return None
 
 
 app = LedgerApp(ledger_for)

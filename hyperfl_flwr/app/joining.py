@@ -13,7 +13,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.model_spec import TargetRecipe
-from hyperfl_flwr.runs.run_directory import method_of
+from hyperfl_flwr.runs.run_sources import method_of
 from strategies.novel.joining import JoinedClient, join_clients
 from strategies.pfedhn import PFedHN
 

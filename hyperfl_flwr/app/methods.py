@@ -9,7 +9,8 @@ from clients.engine.base import BaseClient
 from hyperfl_flwr.app.targets import check_target
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, DataError
-from hyperfl_flwr.core.user_code import UserCode, is_user_code, where
+from hyperfl_flwr.core.package_finder import where
+from hyperfl_flwr.core.user_code import UserCode, is_user_code
 from hyperfl_flwr.data.corruptions import require_corruption
 from hyperfl_flwr.data.unlabelled_pool import unlabelled_pool
 from hyperfl_flwr.methods import METHODS
@@ -43,15 +44,16 @@ def _load(method: str, path: str, kind: type[Side]) -> type[Side]:
     """Return the class that a path as `package.module:Class` names in the declaration of a method."""
     module, _, name = path.partition(":")
     own = UserCode("method", method) if is_user_code(method) else None
+    if own is not None:
+        own.refuse_other_module(path)
     try:
         found = getattr(importlib.import_module(module), name, None)
-    except (Exception, SystemExit) as error:
-        if own is None:
+    except BaseException as error:
+        if own is None or isinstance(error, KeyboardInterrupt):
             raise
         raise own.problem(f"{module} cannot be imported: {where(error)}") from error
     if not (isinstance(found, type) and issubclass(found, kind)):
-        wanted = f"{path} must be a subclass of {kind.__module__}.{kind.__name__}"
-        text = f"{wanted}, got {found!r}; correct the method's declaration"
+        text = f"{path} must be a {kind.__module__}.{kind.__name__}, got {found!r}; correct the method's declaration"
         raise ImportError(text) if own is None else own.problem(text)
     return found
 

@@ -15,7 +15,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.methods.it_pfl import ITPFLConfig
 from hyperfl_flwr.models.model_spec import Recipe
-from hyperfl_flwr.runs.run_directory import method_of
+from hyperfl_flwr.runs.run_sources import method_of
 from strategies.it_pfl import FINE_TUNING, ITPFL
 from strategies.novel.on_demand import PersonalizedModel, serve
 

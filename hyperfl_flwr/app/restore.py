@@ -14,10 +14,11 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.registry import DATASETS, class_names, load_dataset
 from hyperfl_flwr.data.sample_format import HALF
 from hyperfl_flwr.models.model_spec import TargetRecipe
-from hyperfl_flwr.models.provenance import find_kept_sources, recorded_body, use_weights
+from hyperfl_flwr.models.provenance import recorded_body, use_weights
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 from hyperfl_flwr.runs.run_data import RunData
-from hyperfl_flwr.runs.run_directory import is_simulation, method_of, read_manifest, read_metrics, settings_of
+from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest, read_metrics, settings_of
+from hyperfl_flwr.runs.run_sources import method_of
 from hyperfl_flwr.runs.validation import best_record, chooses_state, is_over
 from hyperfl_flwr.server.federation import Federation
 from hyperfl_flwr.server.handshake import Node
@@ -83,7 +84,6 @@ def restored(run: Path, changes: Mapping[str, Scalar] | None = None, *, best: bo
     """
     method_of(run)  # or says that it is unknown
     manifest = read_manifest(run)
-    find_kept_sources(settings_of(run), run)
     config = resolved(RunConfig.from_flat(settings_of(run) | dict(changes or {})))
     use_weights(config.lpm.weights)
     checkpoints = Checkpoints(run / "checkpoints")

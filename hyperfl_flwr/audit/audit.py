@@ -38,8 +38,9 @@ from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.distributions import rank_correlation
-from hyperfl_flwr.models.provenance import find_kept_sources, use_weights
+from hyperfl_flwr.models.provenance import find_sources, use_weights
 from hyperfl_flwr.runs.run_directory import settings_of
+from hyperfl_flwr.runs.run_sources import find_sources_of
 from strategies.engine.base import BaseStrategy
 
 Images = NDArray[np.float32]
@@ -105,7 +106,10 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         ConfigError: If the images cannot be divided in this way, or the settings are wrong.
         DataError: If the data set cannot be loaded, or is too small.
     """
-    find_kept_sources(settings, trained)
+    if trained is None:
+        find_sources(settings)
+    else:
+        find_sources_of(trained)
     samples = options.samples or int(settings["batch-size"])
     number, rest = divmod(options.num_images, samples)
     if rest or not number:

@@ -21,7 +21,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
-from hyperfl_flwr.models.provenance import find_kept_sources, use_weights
+from hyperfl_flwr.models.provenance import use_weights
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 from hyperfl_flwr.runs.observation import (
     Observation,
@@ -31,7 +31,8 @@ from hyperfl_flwr.runs.observation import (
     observation_path,
 )
 from hyperfl_flwr.runs.run_data import require_dataset
-from hyperfl_flwr.runs.run_directory import method_of, read_manifest, settings_of
+from hyperfl_flwr.runs.run_directory import read_manifest, settings_of
+from hyperfl_flwr.runs.run_sources import method_of
 from hyperfl_flwr.server.exchange import exchange
 from hyperfl_flwr.server.federation import handshake
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
@@ -260,7 +261,6 @@ def recorded_round(
         RunDirectoryError: If nothing was recorded, or the clients' samples are not on this machine for scoring.
     """
     method_of(run)  # or says that it is unknown
-    find_kept_sources(settings_of(run), run)
     config = RunConfig.from_flat(settings_of(run) | dict(changes))
     observed = _opening(run) if config.secagg.enabled else _observations(run)
     require_dataset(run)

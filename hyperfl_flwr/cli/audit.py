@@ -142,18 +142,19 @@ def _fresh_target(
     """
     from hyperfl_flwr.audit.audit import local_epochs_setting, make_target
     from hyperfl_flwr.config.table import with_defaults
-    from hyperfl_flwr.models.provenance import find_kept_sources
+    from hyperfl_flwr.models.provenance import find_sources
     from hyperfl_flwr.runs.run_data import require_dataset
     from hyperfl_flwr.runs.run_directory import settings_of
+    from hyperfl_flwr.runs.run_sources import find_sources_of
 
     if checkpoint is not None:
         _refuse_combination("--checkpoint", named)
         require_dataset(checkpoint)
         settings = settings_of(checkpoint)
-        find_kept_sources(settings, checkpoint)
+        find_sources_of(checkpoint)
     else:
         given = {key: value for key, value in named.items() if value is not None}
-        find_kept_sources({**given, **changes}, None)
+        find_sources({**given, **changes})
         settings = with_defaults({**given, **changes})
     merged = {**settings, **local, **changes}
     # The derived epochs must not override --set.

@@ -1,5 +1,6 @@
 """The `hyperfl check-method` command."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,13 +17,15 @@ def check(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Setting of the small federations, KEY=VALUE; repeatable.")
     ] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder in which the runs are kept; default: none.")] = None,
     in_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
     """Check that a method holds what all methods must, on small federations; exit code 1 if it does not."""
     from hyperfl_flwr.launch.contract.check import check_method
 
     found = []
-    for finding in check_method(name, dict(parse_setting(text) for text in set_ or ())):
+    changes = dict(parse_setting(text) for text in set_ or ())
+    for finding in check_method(name, changes, output and output.absolute()):
         found.append(finding)
         if not in_json:
             print_finding(out, finding)

@@ -130,5 +130,7 @@ def _print_private(run: RunLedger) -> None:
         _say(f"ERROR: arrays of private groups have left the node: {', '.join(run.leaked)}")
     elif run.private:
         out.print(f"These groups are private and stayed on the node: {', '.join(run.private)}.", markup=False)
+    elif not run.knows_private:
+        _say(f"The ledger does not say which groups of {', '.join(run.methods)} are private.")
     else:
         out.print(f"The method {', '.join(run.methods)} has no private groups.", markup=False)

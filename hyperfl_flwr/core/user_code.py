@@ -8,16 +8,16 @@ import importlib
 import importlib.util
 import re
 import sys
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.core.package_finder import PackageFinder, finders_of, place_of, where
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.source_files import copy, digest_of, is_installed
 
@@ -43,30 +43,6 @@ def is_user_code(name: str) -> bool:
 def user_code_in(settings: Mapping[str, Scalar]) -> list["UserCode"]:
     """Return the code of the user's own that a run's settings name: its network and its method."""
     return [UserCode(key, name) for key in ENTRIES if is_user_code(name := str(settings.get(key, "")))]
-
-
-class PackageFinder:
-    """An import finder for one package or module in one folder; it finds nothing else there.
-
-    Args:
-        name: Top-level name of the package or module.
-        folder: Folder that contains it.
-        digest: SHA-256 of its source.
-    """
-
-    def __init__(self, name: str, folder: Path, digest: str) -> None:
-        self.name, self.folder, self.digest = name, folder, digest
-
-    def finds(self, digest: str) -> bool:
-        """Return whether the source in the folder still has this SHA-256."""
-        spec = PathFinder.find_spec(self.name, [str(self.folder)])
-        return spec is not None and digest_of(_place(spec)) == digest
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Find a module's spec, see `importlib.abc.MetaPathFinder`."""
-        return PathFinder.find_spec(fullname, [str(self.folder)]) if fullname == self.name else None
 
 
 @dataclass(frozen=True)
@@ -109,13 +85,32 @@ class UserCode:
         """
         return self.find([*([] if folder is None else [folder / self.entry]), Path.cwd()])
 
-    def find(self, folders: Sequence[Path]) -> Path | None:
+    def find_recorded(self, run: Path, manifest: Mapping[str, Any]) -> None:
+        """Make the source importable that a run was trained with, from its folder, the working directory or elsewhere.
+
+        Args:
+            run: The run's folder.
+            manifest: Its manifest.
+
+        Raises:
+            ConfigError: If no place has that source; nothing else is imported. And as `find` does.
+        """
+        sha256 = str(manifest.get(self.entry, {}).get("sha256", ""))
+        found = self.find([run / self.entry, Path.cwd()], sha256) if sha256 else None
+        if not sha256 or (found is None and self.sha256 != sha256):
+            raise self.problem(
+                f"{run / self.entry} does not hold the source that the run was trained with, and neither does the "
+                f"working directory; restore it there"
+            )
+
+    def find(self, folders: Sequence[Path], sha256: str = "") -> Path | None:
         """Look for the package or module in folders, and make it importable from there.
 
         What an earlier call found has no effect any more, unless it is the same source.
 
         Args:
             folders: Absolute paths, searched in this order.
+            sha256: SHA-256 of the source to look for; empty for any.
 
         Returns:
             File or folder of the first match; None if it is in none of the folders and must be installed.
@@ -128,7 +123,9 @@ class UserCode:
         for folder in folders:
             spec = PathFinder.find_spec(self.top, [str(folder)])
             if spec is not None:
-                path = _place(spec)
+                path = place_of(spec)
+                if sha256 and digest_of(path) != sha256:
+                    continue
                 self._check_name(path, folder)
                 self._use(path, folder)
                 return path
@@ -138,20 +135,19 @@ class UserCode:
     def _use(self, path: Path, folder: Path) -> None:
         digest = digest_of(path)
         self._forget(keep=digest)
-        if not _finders(self.top):
+        if not finders_of(self.top):
             # First, so that another version on Python's path does not hide it.
             sys.meta_path.insert(0, PackageFinder(self.top, folder, digest))
 
     def _forget(self, keep: str) -> None:
         """Forget what another source was found and imported as; not the one with the SHA-256 `keep`."""
-        finders = _finders(self.top)
+        finders = finders_of(self.top)
         if any(finder.digest == keep and finder.finds(keep) for finder in finders):
             return
         module = sys.modules.get(self.top)
         spec = getattr(module, "__spec__", None)
-        if finders or (keep and spec is not None and digest_of(_place(spec)) != keep):
-            for name in [name for name in sys.modules if f"{name}.".startswith(f"{self.top}.")]:
-                del sys.modules[name]
+        if finders or (keep and spec is not None and digest_of(place_of(spec)) != keep):
+            self._forget_modules()
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in finders]
 
     def _refuse_reserved(self) -> None:
@@ -164,7 +160,7 @@ class UserCode:
             raise self.problem(f"Flower leaves {self.top} out of an app because of its name; rename {path}")
         others = [place for place in sys.path if Path(place or ".").resolve() != folder.resolve()]
         other = PathFinder.find_spec(self.top, others)
-        if other is not None and is_installed(_place(other)):
+        if other is not None and is_installed(place_of(other)):
             raise self.problem(f"{path} has the name of an installed package and would hide it; rename it")
         if path.is_file() and path.suffix != ".py":
             raise self.problem(f"{path} is not a Python source file; install it on all nodes instead")
@@ -188,11 +184,45 @@ class UserCode:
                     f"{error.name} into it or install it on all nodes"
                 )
             raise self.problem(text) from error
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # also SystemExit
             raise self.problem(f"the module {module} cannot be imported: {where(error)}") from error
-        if not hasattr(imported, attribute):
-            raise self.problem(f"{attribute} in module {module} does not exist")
-        return getattr(imported, attribute)
+        try:
+            return getattr(imported, attribute)
+        except AttributeError:
+            raise self.problem(f"{attribute} in module {module} does not exist") from None
+        except Exception as error:
+            raise self.problem(f"{attribute} in module {module} cannot be read: {where(error)}") from error
+
+    @contextmanager
+    def imported_apart(self) -> Iterator[None]:
+        """Import the code again within a block, as another process would; afterwards it is what it was before."""
+        before = self._forget_modules()
+        try:
+            yield
+        finally:
+            self._forget_modules()
+            sys.modules.update(before)
+
+    def _forget_modules(self) -> dict[str, ModuleType]:
+        names = [name for name in sys.modules if f"{name}.".startswith(f"{self.top}.")]
+        return {name: sys.modules.pop(name) for name in names}
+
+    def refuse_other_module(self, path: str) -> None:
+        """Check that an object of the code, `package.module:name`, is in the package, this project's, or installed.
+
+        Raises:
+            ConfigError: If it is elsewhere, where neither the app nor the hash of the source would include it.
+        """
+        if not is_user_code(path):
+            raise self.problem(f"{path!r} must be package.module:name; correct the declaration")
+        other = UserCode(self.setting, path)
+        if other.top not in (self.top, *OURS) and other.travelling is not None:
+            raise self.problem(
+                f"{path} is in {other.travelling}, but the app contains {self.top} only; move it into {self.top}, or "
+                f"install it on all nodes"
+            )
 
     @property
     def source(self) -> Path | None:
@@ -201,7 +231,7 @@ class UserCode:
             spec = importlib.util.find_spec(self.top)
         except ValueError:  # a module without a spec, which a program has put into sys.modules
             return None
-        return None if spec is None else _place(spec)
+        return None if spec is None else place_of(spec)
 
     @property
     def travelling(self) -> Path | None:
@@ -246,23 +276,3 @@ class UserCode:
                 f"change, or resume from another working directory: the run's folder has the first source in "
                 f"{self.entry}/"
             )
-
-
-def where(error: BaseException) -> str:
-    """Return an error in one line, with the innermost line of user code in its traceback."""
-    torch = getattr(sys.modules.get("torch"), "__file__", None)
-    libraries = [str(Path(torch).parent)] if torch else []
-    others = (*libraries, str(ROOT / "hyperfl_flwr"), str(Path(importlib.__file__).parent), "<frozen")
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
-    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
-
-
-def _finders(top: str) -> list[PackageFinder]:
-    return [finder for finder in sys.meta_path if isinstance(finder, PackageFinder) and finder.name == top]
-
-
-def _place(spec: ModuleSpec) -> Path:
-    if spec.submodule_search_locations is not None:
-        return Path(next(iter(spec.submodule_search_locations)))
-    return Path(str(spec.origin))

@@ -34,7 +34,13 @@ class RunLedger:
     def private(self) -> tuple[str, ...]:
         """Groups of parameters that the run's method keeps private to a client; no code of a user's own is run."""
         built_in = {group for name in self.methods if name in METHODS.built_in for group in client_of(name).private}
-        return tuple(sorted(built_in.union(*(entry.private for entry in self.entries))))
+        return tuple(sorted(built_in.union(*(entry.private or () for entry in self.entries))))
+
+    @property
+    def knows_private(self) -> bool:
+        """Whether the private groups are known: not of a method of a user's own that no entry describes."""
+        own = [entry for entry in self.entries if entry.method not in METHODS.built_in]
+        return not own or any(entry.private is not None for entry in own)
 
     @property
     def leaked(self) -> list[str]:

@@ -108,6 +108,7 @@ def write_owner_page(folder: Path, experiment: str | None = None, output: Path |
         clients=[ClientPart.of(each) for each in clients],
         leaked=of_run.leaked,
         private=of_run.private,
+        knows_private=of_run.knows_private,
         sent=sum(entry.bytes for entry in of_run.entries if entry.direction == "out"),
         messages=sum(entry.direction == "out" for entry in of_run.entries),
         totals=[(name, f"{left:,}", f"{came:,}") for name, (left, came) in of_run.totals().items()],

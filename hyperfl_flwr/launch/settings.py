@@ -9,9 +9,10 @@ from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings, training_autos, with_defaults
-from hyperfl_flwr.core.errors import ConfigError, InstallationError
+from hyperfl_flwr.core.errors import ConfigError, InstallationError, RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.toml_files import app_file, flatten
+from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.methods import METHODS, method_sections
 from hyperfl_flwr.models.provenance import find_sources, refuse_changed_sources, use_weights
 from hyperfl_flwr.runs.resume import resume_round
@@ -87,13 +88,16 @@ def _refuse_old_table() -> None:
 def _settings_to_resume(run: Path, changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return the settings of a run to resume; an `auto` that resolves to another value now keeps its old value."""
     recorded = read_manifest(run)["settings"]
+    before, now = str(recorded.get("method", "")), str(changes.get("method", recorded.get("method", "")))
+    if before != now and (is_user_code(before) or is_user_code(now)):  # which have other settings
+        raise RunDirectoryError(f"a resumed run must keep its method, {before}, got {now}; start a new run, or revert")
     find_sources(recorded | changes, run)
     given = default_settings(str(recorded.get("method", "")))
     given |= {key: value for key, value in recorded.items() if key in given}
-    before, now = settings_of(run), resolved(RunConfig.from_flat({**given, **changes})).flat()
+    trained, in_use = settings_of(run), resolved(RunConfig.from_flat({**given, **changes})).flat()
     autos = training_autos(str(given["method"]))
-    changed = {key for key in autos if given[key] == "auto" and before[key] not in ("auto", now[key])}
-    return given | {key: before[key] for key in changed}
+    changed = {key for key in autos if given[key] == "auto" and trained[key] not in ("auto", in_use[key])}
+    return given | {key: trained[key] for key in changed}
 
 
 def check_resume(config: RunConfig) -> dict[str, Any]:

@@ -8,9 +8,10 @@ import importlib
 import math
 import pkgutil
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from hyperfl_flwr.core.method import Method
+from hyperfl_flwr.core.method import Method, Upload
 from hyperfl_flwr.core.settings import Section, declared
 from hyperfl_flwr.core.user_code import UserCode, is_user_code
 
@@ -76,22 +77,50 @@ def _own(name: str) -> Method:
         raise code.problem(
             f"{attribute} must be a hyperfl_flwr.core.method.Method, got {type(found).__name__}; assign one to it"
         )
-    rate = found.learning_rate
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
-        raise code.problem(f"learning_rate must be a number above 0, got {rate!r}; correct it in {attribute}")
+    for field, (fits, wanted) in _FIELDS.items():
+        if not fits(getattr(found, field)):
+            raise code.problem(f"{field} must be {wanted}, got {getattr(found, field)!r}; correct it in {attribute}")
     for section in found.settings:
         _check_section(code, section)
+    if twice := [key for key, count in Counter(section.key for section in found.settings).items() if count > 1]:
+        raise code.problem(f"two of its sections have the key {twice[0]}; give each another key")
     return found
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _are(kind: type) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, tuple) and all(isinstance(each, kind) for each in value)
+
+
+def _are_sections(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(each, type) and issubclass(each, Section) for each in value)
+
+
+_FIELDS: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    **dict.fromkeys(("name", "title", "paper", "sends", "keeps", "client", "strategy"), (_is_text, "a text")),
+    "uploads": (_are(Upload), "a tuple of Upload"),
+    "learning_rate": (_is_rate, "a number above 0"),
+    "settings": (_are_sections, "a tuple of subclasses of hyperfl_flwr.core.settings.Section"),
+    "targets": (callable, "a function of the settings"),
+    "private_classifier": (lambda value: isinstance(value, bool), "a truth value"),
+    "weight_epsilon": (lambda value: value is None or callable(value), "None or a function of the settings"),
+}
+"""What the fields of a declaration must be: field -> (test, description)."""
 
 
 def _check_section(code: UserCode, section: type[Section]) -> None:
     """Refuse a section whose settings could be mistaken for others, or cannot be passed on by Flower."""
-    if not (isinstance(section, type) and issubclass(section, Section)):
-        raise code.problem(f"settings must be subclasses of hyperfl_flwr.core.settings.Section, got {section!r}")
     built_in = {kind.key: kind for row in METHODS.built_in.values() for kind in row.settings}
     if built_in.get(section.key) is section:
         return
-    if not _KEY.fullmatch(section.key):
+    if not isinstance(section.key, str) or not _KEY.fullmatch(section.key):
         raise code.problem(
             f"the key of {section.__name__} must be lower-case letters, digits and hyphens, as my-method; got "
             f"{section.key!r}"
@@ -106,7 +135,16 @@ def _check_section(code: UserCode, section: type[Section]) -> None:
     if undeclared := sorted(set(section.model_fields) - named):
         raise code.problem(f"{section.__name__} declares {', '.join(undeclared)} without `setting(default, meaning)`")
     for each in settings:
-        if not isinstance(each.default, bool | int | float | str):
+        if not _KEY.fullmatch(each.key.partition(".")[2]):
+            raise code.problem(f"the name of {each.key} must be ASCII letters, digits and underscores; rename it")
+        if not _can_travel(each.default):
             raise code.problem(
-                f"the default of {each.key} must be a number, a text or a truth value, got {each.default!r}"
+                f"the default of {each.key} must be a finite number, a text or a truth value, got {each.default!r}"
             )
+
+
+def _can_travel(value: object) -> bool:
+    """Return whether a value can be one of a TOML file, and equals itself after that."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, bool | str) or (isinstance(value, int) and abs(value) < 2**63)

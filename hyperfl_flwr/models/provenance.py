@@ -36,20 +36,6 @@ def find_sources(settings: Mapping[str, Scalar], run: Path | None = None) -> Non
         code.find_new(run)
 
 
-def find_kept_sources(settings: Mapping[str, Scalar], folder: Path | None) -> None:
-    """Make the user's own code importable from the copy of a run or node, or else from the working directory.
-
-    Args:
-        settings: Settings of a run by dotted key, of which `method` and `target` may name code.
-        folder: A run's folder, or a node's folder for one run; None for the working directory alone.
-
-    Raises:
-        ConfigError: If the source has the name of another package, or Flower would leave it out of an app.
-    """
-    for code in user_code_in(settings):
-        code.find_kept(folder)
-
-
 def keep_sources(settings: Mapping[str, Scalar], folder: Path) -> None:
     """Copy the user's own code into a run's folder, unless it is installed or already there."""
     for code in user_code_in(settings):
@@ -148,6 +134,16 @@ def refuse_other_body(target: str, sha256: str) -> None:
     if (found := body_hash(target)) != sha256:
         text = f"the model was trained with the weights {sha256[:12]} of {target}, not with {found[:12]}"
         raise ConfigError(f"{text}; give the file of the training as lpm.weights, or its weights to `hyperfl predict`")
+
+
+def changed_sources(manifest: Mapping[str, Any], settings: Mapping[str, Scalar]) -> list[str]:
+    """Say which of the user's own code differs between a run's manifest and this process."""
+    found = [
+        (code, str(manifest.get(code.entry, {}).get("sha256", "")), code.sha256) for code in user_code_in(settings)
+    ]
+    return [
+        f"source {before[:12]} of {code.name} instead of {now[:12]}" for code, before, now in found if before != now
+    ]
 
 
 def refuse_changed_sources(manifest: Mapping[str, Any], settings: Mapping[str, Scalar]) -> None:

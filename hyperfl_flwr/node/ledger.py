@@ -85,8 +85,8 @@ class LedgerEntry:
         round: The federated round; 0 in the handshake.
         records: The records of the message.
         error: Text of an error reply; empty for other messages.
-        private: Groups of parameters that must not leave the node, of a method of the user's own; otherwise the
-            method's name says it.
+        private: Groups of parameters that must not leave the node, of a method of the user's own; None where the
+            method's name says it, or if its code could not be imported.
     """
 
     time: str
@@ -99,7 +99,7 @@ class LedgerEntry:
     round: int
     records: Sequence[RecordEntry] = ()
     error: str = ""
-    private: Sequence[str] = ()
+    private: Sequence[str] | None = None
 
     @property
     def bytes(self) -> int:
@@ -124,7 +124,7 @@ class Origin:
     flower_run: int
     node: int
     method: str
-    private: Sequence[str]
+    private: Sequence[str] | None
     request: RecordDict
 
     def entry(self, direction: Direction, content: RecordDict | None, error: str = "") -> LedgerEntry:

@@ -26,14 +26,14 @@ class LedgerHandle:
     Attributes:
         method: The run's method.
         ledger: The ledger to append to.
-        private: Groups of parameters that must not leave the node.
+        private: Groups of parameters that must not leave the node; None if they are not known.
         send_details: True if full messages of exceptions may leave the node; else only the result of `for_others`.
         sums_only: True if only masked sums, shares and the handshake may leave the node.
     """
 
     method: str
     ledger: Ledger
-    private: Collection[str]
+    private: Collection[str] | None
     send_details: bool
     sums_only: bool = False
 
@@ -62,7 +62,7 @@ class LedgerApp(ClientApp):
             reply = self._answer(message, context, handle)
             entry = _leaving(origin, reply)
             # Before the entry is written: the ledger must record what really leaves.
-            if kept := private_arrays(entry, handle.private):
+            if kept := private_arrays(entry, handle.private or ()):
                 log(ERROR, "the reply contains arrays of private groups, so it is not sent: %s", ", ".join(kept))
                 reply = _error(message, "ValueError: the reply contains arrays of private groups")
                 entry = _leaving(origin, reply)
@@ -111,7 +111,7 @@ def _origin(message: Message, context: Context, handle: LedgerHandle) -> Origin:
         flower_run=message.metadata.run_id,
         node=number if isinstance(number, int) else -1,
         method=handle.method,
-        private=sorted(handle.private) if is_user_code(handle.method) else (),
+        private=sorted(handle.private) if is_user_code(handle.method) and handle.private is not None else None,
         request=message.content,
     )
 

@@ -17,7 +17,8 @@ from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.methods import METHODS, method_sections
 from hyperfl_flwr.results.differences import Client, Difference, Spread
-from hyperfl_flwr.runs.run_directory import has_secure_sums, method_of, read_manifest, settings_of
+from hyperfl_flwr.runs.run_directory import has_secure_sums, read_manifest, settings_of
+from hyperfl_flwr.runs.run_sources import method_of
 from hyperfl_flwr.runs.summary import SCORES, fall_text, majority_text, summarise
 
 LOCAL = "local"

@@ -16,7 +16,8 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.data.grouped_split import AUTO
 from hyperfl_flwr.models.standalone import FACTS, PARAMETERS, SCRIPT
-from hyperfl_flwr.runs.run_directory import method_of, refuse_used_directory
+from hyperfl_flwr.runs.run_directory import refuse_used_directory
+from hyperfl_flwr.runs.run_sources import method_of
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 from strategies.novel.joining import JoinedClient
 

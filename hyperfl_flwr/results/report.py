@@ -24,13 +24,13 @@ from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.runs.run_directory import (
     has_secure_sums,
     is_simulation,
-    method_of,
     read_failures,
     read_manifest,
     read_metrics,
     settings_of,
     trained_settings,
 )
+from hyperfl_flwr.runs.run_sources import method_of
 from hyperfl_flwr.runs.summary import NOT_KNOWN, SCORES, fall_text, majority_text, summarise
 
 MOST_FAILURES = 100

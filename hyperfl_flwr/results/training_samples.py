@@ -11,7 +11,8 @@ from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.digests import Digests
 from hyperfl_flwr.data.federated_data import load_federated_data
-from hyperfl_flwr.runs.run_directory import is_simulation, method_of, read_manifest, settings_of
+from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest, settings_of
+from hyperfl_flwr.runs.run_sources import method_of
 
 
 def training_digests(run: Path, changes: Mapping[str, Scalar]) -> Digests | None:

@@ -29,7 +29,8 @@ from hyperfl_flwr.privacy.coverage import (
 )
 from hyperfl_flwr.runs.listed_clients import known_sizes
 from hyperfl_flwr.runs.releases import FILE, SumRelease, read_releases
-from hyperfl_flwr.runs.run_directory import method_of, read_metrics, trained_settings
+from hyperfl_flwr.runs.run_directory import read_metrics, trained_settings
+from hyperfl_flwr.runs.run_sources import method_of
 
 REPEATED = "messages that were delivered twice, which only the nodes count (hyperfl dp --spent)"
 """What the epsilon of records does not cover where clients do not report their noisy steps."""

@@ -31,14 +31,13 @@ from pathlib import Path
 from typing import Any
 
 from hyperfl_flwr.config.table import default_settings, training_autos
-from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, StateError
+from hyperfl_flwr.core.errors import RunDirectoryError, StateError
 from hyperfl_flwr.core.folder_lock import lock_folder
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import write_atomically
-from hyperfl_flwr.core.user_code import UserCode, is_user_code
+from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.data.registry import DATASETS
 from hyperfl_flwr.data.sample_format import is_local_data, local_data_path, placeholder_of
-from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.protocol.messages import Failure
 
 Record = dict[str, Any]
@@ -169,25 +168,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
         problem = f"{type(error).__name__}: {error}"
         raise StateError(f"{file} is damaged ({problem}); restore it from a copy or start a new run") from None
     return manifest
-
-
-def method_of(run: Path) -> str:
-    """Return the name of a run's method; one of the user's own is imported, from the copy in the run's folder first.
-
-    Raises:
-        RunDirectoryError: If the folder is not a run's, this version does not have the method, or it cannot be
-            imported.
-    """
-    name = str(read_manifest(run)["settings"].get("method"))
-    if name not in METHODS:
-        raise RunDirectoryError(f"{run} is a run of {name!r}, which this version of hyperfl-flwr does not know")
-    if is_user_code(name):
-        try:
-            UserCode("method", name).find_kept(run)
-            METHODS[name]
-        except ConfigError as error:
-            raise RunDirectoryError(f"the method of {run} is needed: {error}") from None
-    return name
 
 
 def is_simulation(manifest: Mapping[str, Any]) -> bool:

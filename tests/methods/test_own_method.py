@@ -20,6 +20,7 @@ from hyperfl_flwr.app.server import run as serve
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings, resumable_changes, training_autos, with_defaults
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError, StateError
+from hyperfl_flwr.core.source_files import digest_of
 from hyperfl_flwr.core.user_code import UserCode
 from hyperfl_flwr.deploy.ledger_view import runs_of
 from hyperfl_flwr.launch.app_bundle import build_app
@@ -33,7 +34,8 @@ from hyperfl_flwr.results.export import model_of_run
 from hyperfl_flwr.results.join import shared_of, write_shared
 from hyperfl_flwr.results.join_server import joins_with_server
 from hyperfl_flwr.results.report import write_report
-from hyperfl_flwr.runs.run_directory import method_of, read_manifest, settings_of
+from hyperfl_flwr.runs.run_directory import read_manifest, settings_of
+from hyperfl_flwr.runs.run_sources import method_of
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 CLIPPED = "own_method:CLIPPED"
@@ -87,16 +89,23 @@ def test_its_settings_are_in_its_runs_only() -> None:
 BAD = {
     "NOT_A_METHOD": r"NOT_A_METHOD must be a hyperfl_flwr.core.method.Method, got dict",
     "MISSING": r"MISSING in module mine does not exist",
-    "NO_CLIENT": r"own_method:NoClient must be a subclass of clients.engine.base.BaseClient, got None",
+    "NO_CLIENT": r"own_method:NoClient must be a clients.engine.base.BaseClient, got None",
     "NO_MODULE": r"own_method_parts cannot be imported: ModuleNotFoundError",
-    "NO_PATH": r"strategies.fedavg must be a subclass of strategies.engine.base.BaseStrategy, got None",
-    "WRONG_CLASS": r"must be a subclass of clients.engine.base.BaseClient, got <class",
+    "NO_PATH": r"'strategies.fedavg' must be package.module:name",
+    "WRONG_CLASS": r"must be a clients.engine.base.BaseClient, got <class",
     "NO_RATE": r"learning_rate must be a number above 0, got 0.0",
     "TAKEN_KEY": r"the key fedprox of OtherFedProx is that of a built-in method's settings",
     "SHADOWING_KEY": r"must not have the key seed, which is taken",
     "FORGED_KEY": r"the key of Keyed must be lower-case letters, digits and hyphens",
     "UNDECLARED": r"Undeclared declares norm without `setting\(default, meaning\)`",
-    "LISTED": r"the default of listed.norms must be a number, a text or a truth value",
+    "LISTED": r"the default of listed.norms must be a finite number, a text or a truth value",
+    "NOT_FINITE": r"the default of nan.rate must be a finite number, a text or a truth value, got nan",
+    "UMLAUT": r"the name of umlaut.größe must be ASCII letters",
+    "TWICE": r"two of its sections have the key clipped",
+    "NO_TUPLE": r"settings must be a tuple of subclasses of hyperfl_flwr.core.settings.Section",
+    "NO_CLIENT_PATH": r"client must be a text, got 5",
+    "NO_UPLOADS": r"uploads must be a tuple of Upload, got \('model',\)",
+    "NO_FUNCTION": r"weight_epsilon must be None or a function of the settings, got 5",
 }
 
 
@@ -220,24 +229,24 @@ def test_an_attack_and_a_sweep_take_it(call: Call) -> None:
     words = ("--method", "mine:CLIPPED", "--num-images", 1, "--iterations", 2, "--attacks", "head-gradient")
     code, out, err = call("audit", *words, "--set", "batch-size=1", "--set", "local-epochs=1", "--output", "audit")
     assert code == 0, err
-    words = (
-        "--methods",
-        "mine:CLIPPED,fedavg",
-        "--num-rounds",
-        1,
-        "--set",
-        "num-clients=2",
-        "--grid",
-        "clipped.norm=1",
-    )
-    code, _, err = call("sweep", *words)
-    assert code == 2
-    assert "clipped is unknown" in err  # of fedavg
-    words = ("--methods", "mine:CLIPPED,fedavg", "--dataset", "digits", "--num-rounds", 1, "--set", "num-clients=2")
-    code, out, err = call("sweep", *words, "--output", "sweep")
+    words = ("--methods", "mine:CLIPPED,fedavg", "--num-rounds", 1, "--set", "num-clients=2")
+    code, out, err = call("sweep", *words, "--set", "clipped.norm=0.5", "--output", "sweep")
     assert code == 0, err
     assert "mine:CLIPPED" in out
-    assert (Path("sweep") / "mine.CLIPPED" / "digits" / "seed-0" / "summary.json").is_file()
+    runs = {name: Path("sweep") / name / "digits" / "seed-0" for name in ("mine.CLIPPED", "fedavg")}
+    assert settings_of(runs["mine.CLIPPED"])["clipped.norm"] == 0.5
+    assert "clipped.norm" not in settings_of(runs["fedavg"])
+    code, _, err = call("sweep", *words, "--set", "clipped.norms=0.5", "--output", "other")
+    assert code == 2
+    assert "clipped.norms is unknown; did you mean clipped.norm?" in " ".join(err.split())
+
+
+def version(run: Path, text: str) -> None:
+    """Let a run be one of another version of the source."""
+    (run / "method" / "own_method.py").write_text(SOURCE.read_text() + text)
+    document = read_manifest(run)
+    document["method"]["sha256"] = digest_of(run / "method" / "own_method.py")
+    (run / "manifest.json").write_text(json.dumps(document))
 
 
 def test_runs_of_other_versions_are_no_seeds_of_one_group(federate: Federate) -> None:
@@ -245,10 +254,7 @@ def test_runs_of_other_versions_are_no_seeds_of_one_group(federate: Federate) ->
     first = federate("own_method:PRIVATE_HEAD")
     other = first.with_name("other")
     shutil.copytree(first, other)
-    (other / "method" / "own_method.py").write_text(SOURCE.read_text() + "\n# another version\n")
-    document = read_manifest(other)
-    document["method"]["sha256"] = "1" * 64
-    (other / "manifest.json").write_text(json.dumps(document))
+    version(other, "\n# another version\n")
     found = compare([first, other])
     assert [group.label for group in found.groups] == [
         f"own_method:PRIVATE_HEAD, method source={read_manifest(run)['method']['sha256'][:8]}" for run in (first, other)
@@ -257,19 +263,78 @@ def test_runs_of_other_versions_are_no_seeds_of_one_group(federate: Federate) ->
     assert write_report(other).is_file()
 
 
+READERS = (write_report, method_of, lambda run: model_of_run(run, 0))
+
+
 def test_runs_of_unknown_methods_are_refused(federate: Federate) -> None:
     run = federate(CLIPPED)
     assert method_of(run) == CLIPPED
     model_of_run(run, 0)
-    (run / "method" / "own_method.py").write_text("1 / 0")
-    for read in (write_report, method_of, lambda run: model_of_run(run, 0)):
-        with pytest.raises(RunDirectoryError, match=r"the method of .* is needed: .* cannot be imported: ZeroDivision"):
+    version(run, "\n1 / 0")
+    for read in READERS:
+        with pytest.raises(RunDirectoryError, match=r"the code of .* is needed: .* cannot be imported: ZeroDivision"):
             read(run)
     document = read_manifest(run)
     document["settings"]["method"] = "newer"
     (run / "manifest.json").write_text(json.dumps(document))
     with pytest.raises(RunDirectoryError, match="is a run of 'newer', which this version"):
         write_report(run)
+
+
+def test_only_the_source_of_the_training_is_imported(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a copy that was changed nor another version of the working directory; an equal one there is."""
+    run = federate(CLIPPED)
+    for name in ("own_method.py", "edited"):
+        (run / name).mkdir() if name == "edited" else shutil.copy(SOURCE, run / name)
+    (run / "edited" / "own_method.py").write_text("raise SystemExit('imported')")
+    (run / "method" / "own_method.py").write_text("raise SystemExit('imported')")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(SOURCE.parent)])
+    for name in [name for name in sys.modules if name == "own_method"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.chdir(run / "edited")
+    for read in READERS:
+        with pytest.raises(RunDirectoryError, match=r"method does not hold the source that the run was trained with"):
+            read(run)
+    monkeypatch.chdir(run)
+    assert method_of(run) == CLIPPED
+    document = read_manifest(run)
+    del document["method"]
+    (run / "manifest.json").write_text(json.dumps(document))
+    with pytest.raises(RunDirectoryError, match=r"does not hold the source"):
+        method_of(run)
+
+
+def test_another_method_is_no_continuation(federate: Federate, call: Call) -> None:
+    run = federate(CLIPPED)
+    for name in ("fedavg", "nowhere_at_all:METHOD"):
+        code, _, err = call("run", "--resume", run, "--method", name)
+        assert code == 2
+        assert f"a resumed run must keep its method, {CLIPPED}, got {name}" in " ".join(err.split())
+
+
+def test_a_class_in_a_module_that_does_not_travel_is_refused(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path.cwd())
+    Path("mine_parts.py").write_text("from clients.fedavg import FedAvgClient as Client")
+    text = SOURCE.read_text().replace("own_method_parts:", "mine_parts:")
+    Path("mine.py").write_text(text.replace("own_method:", "mine:"))
+    code, _, err = call("run", "--method", "mine:NO_MODULE")
+    assert code == 2
+    shown = " ".join(err.split())
+    assert re.search(
+        r"mine_parts:Client is in .*mine_parts.py, but the app contains mine only; move it into mine", shown
+    )
+
+
+def test_a_study_does_not_mix_versions(call: Call) -> None:
+    """A sweep that is continued after a change of the source is refused."""
+    Path("mine.py").write_text(SOURCE.read_text().replace("own_method:", "mine:"))
+    words = ("--methods", "mine:CLIPPED", "--num-rounds", 1, "--set", "num-clients=2", "--output", "sweep")
+    code, _, err = call("sweep", *words, "--seeds", 1)
+    assert code == 0, err
+    Path("mine.py").write_text(Path("mine.py").read_text() + "\n# changed\n")
+    code, _, err = call("sweep", *words, "--seeds", 2)
+    assert code == 2
+    assert re.search(r"was run with other settings \(source \w{12} of mine:CLIPPED instead of", " ".join(err.split()))
 
 
 def test_a_file_of_strangers_chooses_no_code(federate: Federate, tmp_path: Path) -> None:
@@ -291,13 +356,19 @@ def test_a_file_of_strangers_chooses_no_code(federate: Federate, tmp_path: Path)
         shared_of(tmp_path / "forged.safetensors")
 
 
-def test_the_ledger_names_its_private_groups_without_its_code(federate: Federate, tmp_path: Path) -> None:
+def test_the_ledger_names_its_private_groups_without_its_code(federate: Federate, call: Call) -> None:
     run = federate("own_method:PRIVATE_HEAD", ledger=True)
     sys.modules.pop("own_method")
     (found,), damaged = runs_of(run)
     assert damaged == []
     assert found.private == ("classifier",)
+    assert found.knows_private
     assert found.leaked == []
+    file = run / "clients" / "ledger.jsonl"
+    file.write_text(file.read_text().replace('"private": ["classifier"]', '"private": null'))
+    code, out, err = call("ledger", run)
+    assert code == 0, err
+    assert "The ledger does not say which groups of own_method:PRIVATE_HEAD are private." in " ".join(out.split())
     assert "own_method" not in sys.modules
 
 

@@ -14,13 +14,13 @@ from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import with_defaults
 from hyperfl_flwr.core.errors import ConfigError, HyperFLError
+from hyperfl_flwr.core.package_finder import where
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.settings import declared
 from hyperfl_flwr.core.similar_names import nearest
-from hyperfl_flwr.core.user_code import where
 from hyperfl_flwr.flower.log import FLOWER_LOGGER
 from hyperfl_flwr.launch.contract.base import SMALL, ContractError, Federate, MakeGrid, require
-from hyperfl_flwr.launch.contract.faults import check_failing_client, check_resume
+from hyperfl_flwr.launch.contract.faults import check_failing_client, check_processes, check_resume
 from hyperfl_flwr.launch.contract.grids import plain_grid
 from hyperfl_flwr.launch.contract.privacy import check_privacy
 from hyperfl_flwr.launch.contract.results import (
@@ -34,6 +34,7 @@ from hyperfl_flwr.launch.contract.results import (
 from hyperfl_flwr.launch.findings import Finding, error, ok, warning
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.provenance import find_sources
+from hyperfl_flwr.runs.run_directory import refuse_used_directory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,8 @@ CHECKS = (
     ),
     Check(subject="client sampling", holds="clients that are not sampled keep their state", check=check_sampling),
     Check(subject="failures", holds="a client that fails is left out, and comes back", check=check_failing_client),
-    Check(subject="resume", holds="a killed run goes on with the same bits", check=check_resume),
+    Check(subject="resume", holds="a killed run goes on in another process with the same bits", check=check_resume),
+    Check(subject="processes", holds="nodes in processes of their own give the same bits", check=check_processes),
     Check(
         subject="privacy",
         holds="no message, log or checkpoint has 16 bytes of a private array",
@@ -84,25 +86,29 @@ CHECKS = (
 """The contract, in the order of the checks."""
 
 
-def check_method(method: str, changes: Mapping[str, Scalar]) -> Iterator[Finding]:
+def check_method(method: str, changes: Mapping[str, Scalar], output: Path | None = None) -> Iterator[Finding]:
     """Yield a finding for each part of the contract, on federations of five clients with 40 digits each.
 
     Args:
         method: Name of the method, built-in or `package.module:METHOD`.
         changes: Settings that differ from those of the small federations, such as the method's own sizes.
+        output: Folder for the runs, new or empty; None to delete them.
 
     Raises:
         ConfigError: If the method cannot be imported, its declaration or a setting is wrong, or `changes` has settings
             that the checks choose themselves.
+        RunDirectoryError: If `output` exists and is not an empty folder.
     """
     _refuse_chosen(changes)
+    if output is not None:
+        refuse_used_directory(output)
     find_sources({**changes, "method": method})
     if method not in METHODS:
         raise ConfigError(f"there is no method {method!r}{nearest(method, METHODS)}; `hyperfl methods` lists all")
     RunConfig.from_flat(with_defaults({**SMALL, **changes, "method": method}))
     client_of(method), strategy_of(method)
     with tempfile.TemporaryDirectory(prefix="hyperfl-check-") as folder, _quiet():
-        federate = federations(Path(folder), changes)
+        federate = federations(output or Path(folder), changes)
         for each in CHECKS:
             yield _finding(each, method, federate)
     if not client_of(method).private:
@@ -112,6 +118,9 @@ def check_method(method: str, changes: Mapping[str, Scalar]) -> Iterator[Finding
             "name what must stay in `private`, or accept it, as FedAvg does",
         )
 
+
+AGAIN = "correct this, and check the method again; --output DIR keeps the folders of the runs"
+"""What to do about an error of the method itself."""
 
 CHOSEN = ("output", "resume", "seed", "num-rounds", "num-clients", "fraction-train", "checkpoint-every", "method")
 """Settings that the checks choose themselves."""
@@ -128,10 +137,10 @@ def _finding(check: Check, method: str, federate: Federate) -> Finding:
     except ContractError as problem:
         return error(check.subject, problem.text, problem.remedy)
     except HyperFLError as problem:
-        return error(check.subject, str(problem), "correct this, and check the method again")
-    except Exception as problem:  # noqa: BLE001 - the method's own
+        return error(check.subject, str(problem), AGAIN)
+    except (Exception, SystemExit) as problem:  # noqa: BLE001 - the method's own
         traceback.print_exc()
-        return error(check.subject, where(problem), "correct this, and check the method again")
+        return error(check.subject, where(problem), AGAIN)
     return ok(check.subject, check.holds)
 
 

@@ -5,14 +5,18 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from flwr.app import Message
 
 from clients.engine.base import BaseClient
+from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import client_of
+from hyperfl_flwr.core.user_code import UserCode, is_user_code
 from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate, replaced, require
 from hyperfl_flwr.launch.contract.folders import last_checkpoint, metrics, outcome
-from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid
+from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid, Settings
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.runs.checkpoint import Checkpoints
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 BROKEN = 2
 """The client that fails."""
@@ -61,6 +65,34 @@ def check_resume(method: str, federate: Federate, *, also_first: bool = False) -
         last = max(Checkpoints(killed / "checkpoints").rounds(), default=0)
         found = f"a run that was killed in round {in_round} has a checkpoint of round {last}"
         require(last == checkpoint, found, remedy)
-        one, other = outcome(federate(method, **plan, output=str(killed), resume=str(killed))), outcome(straight)
+        with _imported_again(method):
+            resumed = federate(method, **plan, output=str(killed), resume=str(killed))
+        one, other = outcome(resumed), outcome(straight)
         for part, value in one.items():
             require(value == other[part], f"a run killed in round {in_round} and resumed differs in {part}", remedy)
+
+
+def check_processes(method: str, federate: Federate) -> None:
+    """Nodes that import the method again for each message, as processes of their own do, give the same bits."""
+    remedy = "keep what a client needs from round to round in `private` groups, and nothing in the class or module"
+    one, other = outcome(federate(method, num_rounds=3)), outcome(federate(method, grid=ForgettingGrid, num_rounds=3))
+    for part, value in one.items():
+        require(value == other[part], f"nodes in processes of their own change {part}", remedy)
+
+
+def _imported_again(method: str) -> contextlib.AbstractContextManager[None]:
+    """Return a block in which code of a user's own is imported again; that of built-in methods is not."""
+    return UserCode("method", method).imported_apart() if is_user_code(method) else contextlib.nullcontext()
+
+
+class ForgettingGrid(InProcessGrid):
+    """Runs the receiver of each message with the method's code imported again, as a process of its own would."""
+
+    def __init__(self, num_nodes: int, settings: Settings) -> None:
+        super().__init__(app, num_nodes, settings, {"simulated": True})
+        self._method = str(settings["method"])
+
+    def answer(self, message: Message) -> Message:
+        """Run the receiver of one message, see `InProcessGrid`."""
+        with _imported_again(self._method):
+            return super().answer(message)

@@ -68,21 +68,23 @@ def _check_groups(method: str, run: Path) -> None:
     )
 
 
+GROUPS_OF = {"kept-model": {"changes", "force"}}
+"""Part of an upload -> shared groups that contain it, where these have other names; one of them may be empty."""
+
+BESIDES = {"embedding", "classifier"}
+"""Shared groups that need no upload: no parameters of the model, or parameters that another group holds, too."""
+
+
 def check_uploads(method: str, federate: Federate) -> None:
-    """The declaration names the shared groups, so that attacks and reports know what leaves a client."""
-    named = {upload.part for upload in METHODS[method].uploads}
+    """The declaration names the shared groups that are parts of the model, and no others."""
+    named = {group for upload in METHODS[method].uploads for group in GROUPS_OF.get(upload.part, {upload.part})}
     shared = client_of(method).shared
-    sent = {group for group, reduction in shared.items() if reduction is not Reduction.DOWN and group in get_args(Part)}
-    require(
-        bool(named) or not sent,
-        f"`uploads` is empty, but the client shares {', '.join(sorted(sent))}",
-        "give an Upload for each part of the model that the client sends",
-    )
-    require(
-        not named or bool(shared),
-        f"`uploads` names {', '.join(sorted(named))}, but the client shares nothing",
-        "leave `uploads` empty",
-    )
+    sent = {group for group, reduction in shared.items() if reduction is not Reduction.DOWN}
+    missing = (sent & set(get_args(Part))) - named - BESIDES
+    remedy = "let `uploads` name each part of the model that the client sends, and no other"
+    require(not missing, f"the client shares {', '.join(sorted(missing))}, which `uploads` does not name", remedy)
+    unsent = named - sent
+    require(not unsent, f"`uploads` names {', '.join(sorted(unsent))}, which the client does not share", remedy)
 
 
 def check_repeatable(method: str, federate: Federate) -> None:

@@ -1,0 +1,41 @@
+"""Find the code of the user's own with which a run was trained: its method and its network."""
+
+from pathlib import Path
+
+from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.core.user_code import is_user_code, user_code_in
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.runs.run_directory import read_manifest
+
+
+def find_sources_of(run: Path) -> None:
+    """Make the user's own code that a run was trained with importable; other versions are not imported.
+
+    Raises:
+        RunDirectoryError: If the folder is not a run's, or the code is not there.
+    """
+    manifest = read_manifest(run)
+    for code in user_code_in(manifest["settings"]):
+        try:
+            code.find_recorded(run, manifest)
+        except ConfigError as error:
+            raise RunDirectoryError(f"the code of {run} is needed: {error}") from None
+
+
+def method_of(run: Path) -> str:
+    """Return the name of a run's method; one of the user's own is imported, as the version of the run.
+
+    Raises:
+        RunDirectoryError: If the folder is not a run's, this version does not have the method, or it cannot be
+            imported.
+    """
+    name = str(read_manifest(run)["settings"].get("method"))
+    find_sources_of(run)
+    if name not in METHODS:
+        raise RunDirectoryError(f"{run} is a run of {name!r}, which this version of hyperfl-flwr does not know")
+    if is_user_code(name):
+        try:
+            METHODS[name]
+        except ConfigError as error:
+            raise RunDirectoryError(f"the code of {run} is needed: {error}") from None
+    return name
