@@ -46,6 +46,7 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "device": _is_text,
     "versions": _are_texts,
     "model": _is_text,
+    "method": _is_text,
     "data-reuse": _is_text,
     "threads": _is_count,
     "augmentation": _is_text,

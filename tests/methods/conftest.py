@@ -1,6 +1,8 @@
 """Fixtures: a finished run that serves models on demand, and a novel client's images."""
 
 import hashlib
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -55,3 +57,14 @@ def repeatable_randomised_response(request: pytest.FixtureRequest, monkeypatch: 
         return randomise(self, values, lambda count: rng.integers(0, 2**64, count, np.uint64))
 
     monkeypatch.setattr(Staircase, "randomise", repeatable)
+
+
+@pytest.fixture
+def imports_as_before() -> Iterator[None]:
+    """Restore Python's finders, and the modules of users' methods that a test has imported or forgotten."""
+    finders, modules = list(sys.meta_path), dict(sys.modules)
+    yield
+    sys.meta_path[:] = finders
+    for name in [name for name in sys.modules if name.startswith(("mine", "own_method", "broken_methods"))]:
+        del sys.modules[name]
+    sys.modules.update({name: modules[name] for name in ("own_method", "broken_methods") if name in modules})

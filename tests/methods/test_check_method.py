@@ -8,22 +8,26 @@ import pytest
 from federations import Call
 
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.launch.contract.check import CHECKS, CHOSEN, check_method
-from hyperfl_flwr.launch.findings import Level
+from hyperfl_flwr.launch.contract.check import CHECKS, CHOSEN, check_method, federations, finding_of
+from hyperfl_flwr.launch.findings import Finding, Level
 
-SUBJECTS = [check.subject for check in CHECKS]
+pytestmark = pytest.mark.usefixtures("imports_as_before")
 
-
-def found(name: str, **changes: float) -> dict[str, tuple[Level, str, str]]:
-    return {each.subject: (each.level, each.text, each.remedy) for each in check_method(name, changes)}
+SUBJECTS = {check.subject: check for check in CHECKS}
 
 
 @pytest.mark.parametrize("name", ["fedrep", "own_method:CLIPPED"])
-def test_a_sound_method_holds_all_of_it(name: str) -> None:
-    findings = found(name)
-    assert list(findings)[: len(CHECKS)] == SUBJECTS
-    assert {level for level, _, _ in findings.values()} - {Level.WARNING} == {Level.OK}
+def test_a_sound_method_holds_all_of_it(name: str, tmp_path: Path) -> None:
+    findings = {each.subject: each.level for each in check_method(name, {}, tmp_path / "runs")}
+    assert list(findings)[: len(CHECKS)] == list(SUBJECTS)
+    assert set(findings.values()) - {Level.WARNING} == {Level.OK}
     assert ("private groups" in findings) == (name != "fedrep")
+    assert len(list((tmp_path / "runs").iterdir())) > len(CHECKS)
+
+
+def finding(subject: str, name: str, folder: Path) -> Finding:
+    """Return what one part of the contract finds."""
+    return finding_of(SUBJECTS[subject], f"broken_methods:{name}", federations(folder, {}))
 
 
 BROKEN = {
@@ -48,25 +52,25 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_each_part_of_the_contract_can_fail(name: str) -> None:
+def test_each_part_of_the_contract_can_fail(name: str, tmp_path: Path) -> None:
     subject, text = BROKEN[name]
-    level, seen, remedy = found(f"broken_methods:{name}")[subject]
-    assert level == Level.ERROR
-    assert text in seen
-    assert remedy
+    found = finding(subject, name, tmp_path)
+    assert found.level == Level.ERROR
+    assert text in found.text
+    assert found.remedy
 
 
 def test_every_check_has_a_method_that_breaks_it() -> None:
     assert {subject for subject, _ in BROKEN.values()} | {"repeated messages"} == set(SUBJECTS)
 
 
-def test_a_counting_client_is_found_by_repeated_messages() -> None:
-    level, seen, _ = found("broken_methods:COUNTING")["repeated messages"]
-    assert level == Level.ERROR
-    assert "answered with two different replies" in seen
+def test_a_counting_client_is_found_by_repeated_messages(tmp_path: Path) -> None:
+    found = finding("repeated messages", "COUNTING", tmp_path)
+    assert found.level == Level.ERROR
+    assert "answered with two different replies" in found.text
 
 
-def test_the_command_prints_findings_and_its_exit_code(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_findings_and_its_exit_code(call: Call) -> None:
     code, out, _ = call("check-method", "broken_methods:UNDECLARED_UPLOAD", "--json")
     assert code == 1
     assert {each["subject"]: each["level"] for each in json.loads(out)}["uploads"] == "error"

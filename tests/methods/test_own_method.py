@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import own_method
@@ -38,20 +38,10 @@ from hyperfl_flwr.runs.run_directory import read_manifest, settings_of
 from hyperfl_flwr.runs.run_sources import method_of
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
+pytestmark = pytest.mark.usefixtures("imports_as_before")
+
 CLIPPED = "own_method:CLIPPED"
 SOURCE = Path(own_method.__file__)
-
-
-@pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    """Restore Python's finders and the imported modules."""
-    finders, modules = list(sys.meta_path), dict(sys.modules)
-    yield
-    sys.meta_path[:] = finders
-    for name in set(sys.modules) - set(modules):
-        if name.startswith(("mine", "own_method")):
-            del sys.modules[name]
-    sys.modules["own_method"] = modules["own_method"]
 
 
 def test_the_table_of_methods_has_it_but_does_not_list_it() -> None:
@@ -284,13 +274,12 @@ def test_runs_of_unknown_methods_are_refused(federate: Federate) -> None:
 def test_only_the_source_of_the_training_is_imported(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a copy that was changed nor another version of the working directory; an equal one there is."""
     run = federate(CLIPPED)
-    for name in ("own_method.py", "edited"):
-        (run / name).mkdir() if name == "edited" else shutil.copy(SOURCE, run / name)
+    shutil.copy(SOURCE, run)
+    (run / "edited").mkdir()
     (run / "edited" / "own_method.py").write_text("raise SystemExit('imported')")
     (run / "method" / "own_method.py").write_text("raise SystemExit('imported')")
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(SOURCE.parent)])
-    for name in [name for name in sys.modules if name == "own_method"]:
-        monkeypatch.delitem(sys.modules, name)
+    sys.modules.pop("own_method")
     monkeypatch.chdir(run / "edited")
     for read in READERS:
         with pytest.raises(RunDirectoryError, match=r"method does not hold the source that the run was trained with"):

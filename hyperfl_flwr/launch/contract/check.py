@@ -110,7 +110,7 @@ def check_method(method: str, changes: Mapping[str, Scalar], output: Path | None
     with tempfile.TemporaryDirectory(prefix="hyperfl-check-") as folder, _quiet():
         federate = federations(output or Path(folder), changes)
         for each in CHECKS:
-            yield _finding(each, method, federate)
+            yield finding_of(each, method, federate)
     if not client_of(method).private:
         yield warning(
             "private groups",
@@ -131,7 +131,8 @@ def _refuse_chosen(changes: Mapping[str, Scalar]) -> None:
         raise ConfigError(f"{', '.join(wrong)} cannot be set here: the checks choose them; leave them out")
 
 
-def _finding(check: Check, method: str, federate: Federate) -> Finding:
+def finding_of(check: Check, method: str, federate: Federate) -> Finding:
+    """Return whether a method holds one part of the contract, as a finding."""
     try:
         check.check(method, federate)
     except ContractError as problem:
