@@ -46,6 +46,11 @@ class WithEmbedding(BaseStrategy):
 class HyperFL(WithEmbedding):
     """Averages the shared group `hypernetwork`."""
 
+    def lighter(self) -> str:
+        """Return what the frozen form would send: the generated extractor, in float32."""
+        size = 4e-6 * sum(value.numel() for value in self.new_target().extractor.parameters())
+        return f"hyperfl-frozen, with a constant embedding, would send {size:.1f} MB"
+
     @classmethod
     def warnings(cls, config: RunConfig) -> Sequence[str]:
         """Return what is not known of clients that do not keep their generated weights."""

@@ -172,7 +172,11 @@ def _nodes(deployment: Deployment, *, is_running: bool) -> Iterator[Finding]:
     if is_running and nodes:
         online = [number for number in everyone if number in nodes and nodes[number].online]
         away = [number for number in everyone if number in nodes and not nodes[number].online]
-        yield ok("nodes", f"{_list(online)} connected" + (f", {_list(away)} away" if away else ""))
+        if away:
+            remedy = "their owners start them again: sh start.sh in the node's folder, or its service"
+            yield warning("nodes", f"{_list(away)} away, {_list(online)} connected", remedy)
+        else:
+            yield ok("nodes", f"{_list(online)} connected")
     elif nodes and not unknown:
         yield ok("nodes", f"all {deployment.num_nodes} are registered")
 

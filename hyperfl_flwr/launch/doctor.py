@@ -23,7 +23,7 @@ from hyperfl_flwr.launch import other_accounts
 from hyperfl_flwr.launch.cluster_checks import cluster_findings
 from hyperfl_flwr.launch.findings import Finding, error, ok, warning
 from hyperfl_flwr.launch.flower_env import can_use_database_file, flower_command
-from hyperfl_flwr.launch.processes import Process, descendants, process_table
+from hyperfl_flwr.launch.processes import Process, descendants, is_ours, process_table, user_of
 
 COMMANDS = ("flwr", "flower-superlink", "flower-supernode", "flower-superexec", "flwr-simulation")
 """Programs of Flower that runs need."""
@@ -34,6 +34,12 @@ FLOWERS = re.compile(
 RAYS = re.compile(r"(?:^|/)(raylet|gcs_server)(?: |$)")
 OURS = re.compile(r"hyperfl_flwr/launch/processes\.py --owner \d+")
 """Command lines of Flower's and Ray's processes, and of the supervisor of this project's processes."""
+
+DEPLOYED = re.compile(r"--(?:ssl-ca-certfile|root-certificates) (\S.*?)/ca\.crt(?: |$)")
+"""Argument of a deployment's SuperLink or node that names its folder."""
+
+DEPLOYED_FILES = ("start.sh", "place.toml")
+"""Files of which the folder of a deployment's SuperLink or node has at least one."""
 
 
 def examine(data_root: Path | None = None, ray_address: str | None = None) -> Iterator[Finding]:
@@ -121,26 +127,43 @@ def flowers_commands(names: Iterable[str] = COMMANDS) -> Iterator[Finding]:
 
 
 def others(table: Mapping[int, Process], *, in_cluster: bool = False) -> Iterator[Finding]:
-    """List running SuperLinks, nodes and Ray clusters, and warn of those that belong to no run of this project.
+    """List running SuperLinks, nodes and Ray clusters, and warn of those of no run and no deployment of this project.
 
     Args:
         table: All processes.
         in_cluster: Whether this machine is a host of a cluster that is wanted.
     """
     supervisors = [process.pid for process in table.values() if OURS.search(process.command)]
-    own = {*descendants(supervisors, table), *supervisors}
+    known = {*descendants(supervisors, table), *supervisors}
     if supervisors:
         yield ok("running", f"{len(supervisors)} simulation(s) of hyperfl, process(es) {_numbers(supervisors)}")
-    foreign: dict[str, list[int]] = {}
+    deployed = [process for process in table.values() if process.pid not in known and _deployed_in(process)]
+    for process in sorted(deployed, key=lambda each: each.pid):
+        known |= {process.pid, *descendants([process.pid], table)}
+        name = "SuperLink" if "--ssl-ca-certfile" in process.command else "node"
+        yield ok("running", f"the {name} in {_deployed_in(process)}, process {process.pid}, user {user_of(process)}")
+    foreign: dict[tuple[str, str], list[int]] = {}
     for process in table.values():
         found = FLOWERS.search(process.command) or (not in_cluster and RAYS.search(process.command))
-        if found and process.pid not in own and process.pid != os.getpid():
-            foreign.setdefault(found[1], []).append(process.pid)
-    for name, pids in sorted(foreign.items()):
-        text = f"{name} as process(es) {_numbers(pids)}, which belong to no running simulation of hyperfl"
-        yield warning("running", text, f"if it is not needed: kill {' '.join(map(str, sorted(pids)))}")
-    if not supervisors and not foreign:
+        if found and process.pid not in known and process.pid != os.getpid():
+            foreign.setdefault((found[1], "" if is_ours(process) else user_of(process) or "unknown"), []).append(
+                process.pid
+            )
+    for (name, user), pids in sorted(foreign.items()):
+        text = f"{name} as process(es) {_numbers(pids)}, which belong to no simulation or deployment of hyperfl"
+        remedy = f"if it is not needed: kill {' '.join(map(str, sorted(pids)))}"
+        if user:
+            text, remedy = f"{text} that is known here, of the user {user}", "ask that user whether it is needed"
+        yield warning("running", text, remedy)
+    if not supervisors and not deployed and not foreign:
         yield ok("running", "no SuperLink or node" if in_cluster else "no SuperLink, node or Ray cluster")
+
+
+def _deployed_in(process: Process) -> str:
+    """Return the folder of the deployment's SuperLink or node that a process is; empty if it is neither."""
+    found = DEPLOYED.search(process.command) if FLOWERS.search(process.command) else None
+    folder = Path(found[1]) if found else None
+    return str(folder) if folder and any((folder / name).is_file() for name in DEPLOYED_FILES) else ""
 
 
 def data_sets(root: Path) -> Iterator[Finding]:

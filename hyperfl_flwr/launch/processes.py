@@ -10,6 +10,7 @@ This file is also the program that runs as the supervisor (`main`). It imports t
 import argparse
 import ctypes
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -77,6 +78,19 @@ def is_ours(process: Process) -> bool:
     except OSError:
         listed = subprocess.run(["ps", "-o", "uid=", "-p", str(process.pid)], capture_output=True, check=False).stdout
         return listed.strip() == str(os.getuid()).encode()
+
+
+def user_of(process: Process) -> str:
+    """Return the name or number of the user that a process belongs to; empty if it cannot be determined."""
+    try:
+        number = Path(f"/proc/{process.pid}").stat().st_uid
+    except OSError:
+        command = ["ps", "-o", "user=", "-p", str(process.pid)]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:  # a user of a container has no account here
+        return str(number)
 
 
 def descendants(roots: Iterable[int], table: Mapping[int, Process]) -> dict[int, Process]:

@@ -12,6 +12,11 @@ from hyperfl_flwr.launch.follow import RunCallbacks
 SHOWN = ("is left out", "novel client", "warning:")
 """Parts of the server's log lines that are always shown, even with `--quiet`."""
 
+PROGRESS = (
+    "the phase ", "privacy: ", "target-accuracy: ", "training ends after ", "round 1 took ", "data would agree with ",
+)  # fmt: skip
+"""Parts of lines that are shown without `--quiet`."""
+
 _NODE = re.compile(r"\bnode \d+ (takes part|runs|is missing|is away|is back|joins|is refused)|\bwaiting (for|up to) ")
 _ROUND = re.compile(r"\bround \d+/\d+")
 _LEVEL = re.compile(r"^(INFO|WARNING) *: *")
@@ -50,9 +55,7 @@ class ShownProgress:
     def _on_log(self, lines: str) -> None:
         for line in lines.splitlines():
             is_progress = (
-                any(word in line for word in ("the phase ", "privacy: ", "target-accuracy: ", "training ends after "))
-                or _NODE.search(line)
-                or (self._rounds and _ROUND.search(line))
+                any(word in line for word in PROGRESS) or _NODE.search(line) or (self._rounds and _ROUND.search(line))
             )
             if self._verbose or (is_progress and not self._quiet) or any(word in line for word in SHOWN):
                 self._bar.console.print(line if self._verbose else _LEVEL.sub("", line), markup=False)

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.queries import NOVEL
+from hyperfl_flwr.server.cures import cure_of
 from hyperfl_flwr.server.exchange import is_simulated
 from hyperfl_flwr.server.exclusions import Exclusions
 from hyperfl_flwr.server.federation import Agreement, Federation, agree, handshake
@@ -73,7 +74,7 @@ class Roster:
         self._min_nodes, self._announce, self._round = min_nodes, announce, 0
         self.simulated = is_simulated(grid)
         self._agreement = Agreement(terms={})
-        self._has_begun, self._num_novel = False, 0
+        self._has_begun, self._num_novel, self._cure = False, 0, ""
         self._session, self._fewest = session, fewest
         self._greetings = Greetings(grid, timeout, session)
         self._numbers: dict[int, int] = {}
@@ -191,6 +192,7 @@ class Roster:
         nodes.sort(key=lambda node: node.id not in here)  # a present node wins over a new one with the same number
         self._agreement = agree(nodes, self._num_clients, self._agreement.terms if self._has_begun else None)
         found = self._agreement
+        self._cure = cure_of(nodes) if found.refused or found.split else ""
         if not self._has_begun:
             self.num_nodes = int(found.terms.get("num-nodes", 0))
         self.refused = [answer for answer in answers.values() if isinstance(answer, Refusal)] + found.refused
@@ -204,7 +206,8 @@ class Roster:
     def _report_changes(self, reason: str) -> None:
         others = [(node.partition, node.other_versions) for node in self.federation.nodes]
         warnings = [f"node {number} runs {versions}: results may differ" for number, versions in others if versions]
-        for line in (notes := [*map(str, self.refused), *warnings]):
+        cures = [f"the nodes' data would agree with {self._cure}"] if self._cure else []
+        for line in (notes := [*map(str, self.refused), *cures, *warnings]):
             if line not in self._announced_notes:
                 self._announce(line)
         self._announced_notes = set(notes)
@@ -272,9 +275,10 @@ class Roster:
                 f"{name} is " + " but ".join(f"{value} on nodes {_listed(held)}" for value, held in values.items())
                 for name, values in self._agreement.split.items()
             ]
+            remedy = f"start the run with {self._cure}, or " if self._cure else ""
             raise RunFailedError(
-                f"the nodes' data do not agree: {'; '.join(sides)}; no value has a majority: correct one side, or "
-                f"start the run without its nodes"
+                f"the nodes' data do not agree: {'; '.join(sides)}; no value has a majority: {remedy}correct one side, "
+                f"or start the run without its nodes"
             )
 
     def _fail(self) -> None:
@@ -285,6 +289,8 @@ class Roster:
             remedy = f"start them, or set min-nodes={len(self.federation.nodes)} to begin without them"
         else:
             few, remedy = self._shortage(), "start the missing nodes, lower min-nodes, or raise node-timeout"
+            cure = f"start the run with {self._cure}, or lower min-nodes" if self._cure else ""
+            remedy = cure or ("correct what the nodes below report, " if self.refused else "") + remedy
             if silent := set(repeated(self._grid.get_node_ids)) - set(self._greetings.answers):
                 few += f" ({len(silent)} connected but without a reply in time, which takes ten seconds or more)"
         raise RunFailedError(f"too few nodes within node-timeout = {self._timeout:g} s: {few}; {remedy}{reasons}")

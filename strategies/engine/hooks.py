@@ -76,6 +76,10 @@ class Hooks:
         """
         return ()
 
+    def lighter(self) -> str:
+        """Return a note on a method that sends less, for the log of a deployment; empty if none is known."""
+        return ""
+
     def phase(self, server_round: int) -> str:
         """Return the name of a round's training phase; empty if the method has only one phase."""
         return ""

@@ -23,7 +23,14 @@ from hyperfl_flwr.server.federation import Federation
 from hyperfl_flwr.server.membership import Roster
 from strategies.engine.base import BaseStrategy
 from strategies.engine.observations import forget_observations
-from strategies.engine.round_records import aggregate_records, asked, kept_records, mean_text, training_records
+from strategies.engine.round_records import (
+    aggregate_records,
+    asked,
+    costs_text,
+    kept_records,
+    mean_text,
+    training_records,
+)
 
 Announce = Callable[[str], None]
 """Prints one line for the user."""
@@ -211,6 +218,8 @@ class RecordedStrategy(Strategy):
             f"round {current}/{config.num_rounds}{f' ({phase})' if phase else ''}: "
             f"{mean_text(record, 'personalized', asked(outcome, config, current))}, {seconds:.1f} s{self._nodes_text()}"
         )
+        if current == 1 and outcome.finished and self._nodes_text():
+            self.announce(". ".join(filter(None, (f"round 1 {costs_text(record, rows)}", self.inner.lighter()))))
 
     def _nodes_text(self) -> str:
         """Return the part of a round's line that lists a deployment's nodes; empty in a simulation."""

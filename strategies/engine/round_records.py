@@ -37,6 +37,19 @@ def seconds_of(outcome: Outcome) -> Record:
     return {"client_seconds": sum(result.metrics.get("seconds", 0.0) for result in outcome.results)}
 
 
+def costs_text(record: Record, rows: Sequence[Record]) -> str:
+    """Say what a round of a deployment was spent on.
+
+    Args:
+        record: The round's line of metrics.jsonl.
+        rows: The lines of its clients; none with secure sums.
+    """
+    trained = max((row["train_seconds"] for row in rows if "train_seconds" in row), default=None)
+    training = "" if trained is None else f", in which a client trained for at most {trained:.1f} s"
+    down, up = (1e-6 * record[f"bytes_{way}_per_client"] for way in ("down", "up"))
+    return f"took {record['seconds']:.1f} s{training}; a client received {down:.1f} MB and sent {up:.1f} MB"
+
+
 def errors_of(outcome: Outcome, population: int, drop: str = " ") -> Record:
     """Return the standard errors of the mean accuracies over clients that were drawn, and their population.
 

@@ -184,7 +184,7 @@ def test_the_page_has_the_commands() -> None:
 def test_both_sides_are_in_order(machines: Machines) -> None:
     operator, owner = machines.said["hyperfl deploy check fl"], machines.said["hyperfl deploy check node-0"]
     assert "error" not in operator + owner
-    assert "nodes: 1 (0) connected, 1 (1) away" in operator
+    assert "nodes: 1 (1) away, 1 (0) connected" in operator
     assert "running with an older certificate" in operator  # the page has renewed it
     assert "key: it is registered with the SuperLink" in owner
     assert "error" not in machines.said["hyperfl deploy check node-0 --set data.input-shape=1x64x64"]

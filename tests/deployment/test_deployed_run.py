@@ -149,6 +149,12 @@ def test_a_run_and_its_continuation(two_nodes: LocalDeployment, network: Path, s
     assert [event.step for event in shown] == [1, 2]
     assert [event.value for event in shown] == pytest.approx([own for _, own in accuracies(output)])
     assert [int(number) for number in re.findall(r"^round (\d)/2: personalized accuracy", err, flags=re.M)] == [1, 2]
+    spent = (
+        r"round 1 took \d+\.\d s, in which a client trained for at most \d+\.\d s; a client received (.*) MB and sent"
+    )
+    (size,) = re.findall(spent, " ".join(err.split()))
+    assert float(size) == pytest.approx(1e-6 * rows_of(output, "train")[0]["bytes_down_per_client"], abs=0.05)
+    assert "hyperfl-frozen, with a constant embedding, would send" in " ".join(err.split())
     assert_like(output, straight, 2)
     manifest = json.loads((output / "manifest.json").read_text())
     assert (manifest["status"], manifest["nodes"]) == ("completed", [[0], [1]])

@@ -10,12 +10,17 @@ INFO :      waiting for nodes: 0 of 2 present, 1 missing
 INFO :      node 1 runs torch 1.0 (here 2.0): results may differ
 INFO :      node 0 takes part: clients 0
 INFO :      round 1/2: personalized accuracy 0.5000, 2 of 2 clients, 8.0 s, nodes 0 1
+INFO :      round 1 took 8.0 s, in which a client trained for at most 0.5 s; a client received 59.8 MB and sent 59.8 MB
 INFO :      node 1 is away (clients 1)
+INFO :      the nodes' data would agree with --set data.classes=a,b
 INFO :      warning: client 3 has few samples
 INFO :      round 2: client 1 is left out: StateError, see the node's log
 WARNING :   something of Flower's own
 """
-TOLD = ["waiting for", "node 1 runs", "node 0 takes part", "round 1/2", "node 1 is away", "warning:", "is left out"]
+TOLD = [
+    "waiting for", "node 1 runs", "node 0 takes part", "round 1/2", "round 1 took", "node 1 is away", "agree with",
+    "warning:", "is left out",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def test_which_nodes_are_there_is_read_from_the_database(running: Deployment) ->
             pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
             connection.execute("INSERT INTO node VALUES (?, ?, ?, ?, NULL)", (-number - 1, status, until, pem))
     connection.close()
-    assert [finding.text for finding in look(running.folder)["nodes"]] == ["1 (0) connected, 1 (1) away"]
+    assert [finding.text for finding in look(running.folder)["nodes"]] == ["1 (1) away, 1 (0) connected"]
 
 
 def test_a_replaced_key_that_is_still_registered_is_an_error(deployment: Deployment, tmp_path: Path) -> None:

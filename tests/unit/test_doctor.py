@@ -2,6 +2,7 @@
 
 import json
 import os
+import pwd
 import resource
 import socket
 import subprocess
@@ -119,11 +120,36 @@ def test_what_lives_below_a_supervisor_is_a_run_of_ours() -> None:
         process(5, 1, "vi flower-superlink.md"),
     ]
     assert levels(doctor.others({row.pid: row for row in rows})) == [Level.OK]
-    rows.append(process(6, 1, "/x/ray/core/src/ray/raylet/raylet --socket"))
+    rows.append(process(2**22 + 6, 1, "/x/ray/core/src/ray/raylet/raylet --socket"))
     found = list(doctor.others({row.pid: row for row in rows}))
     assert levels(found) == [Level.OK, Level.WARNING]
-    assert "raylet as process(es) 6," in found[1].text
+    assert f"raylet as process(es) {2**22 + 6}," in found[1].text
+    assert "kill" not in found[1].remedy  # it is not known whose process it is
     assert levels(doctor.others({})) == [Level.OK]
+
+
+def test_a_live_deployment_is_not_proposed_to_be_ended(tmp_path: Path) -> None:
+    """Its SuperLink, its nodes and what they have started are named with their folders; other programs are not it."""
+    folders = [tmp_path / "my site" / name for name in ("server", "node-0", "other")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    for folder in folders[:2]:
+        (folder / "start.sh").touch()
+    superlink, node = "/x/python /x/bin/flower-superlink --port 9 --ssl-ca-certfile", "/x/bin/flower-supernode"
+    rows = [
+        process(os.getpid(), 1, f"{superlink} {folders[0]}/ca.crt --ssl-certfile {folders[0]}/server.crt"),
+        process(2**22 + 1, os.getpid(), "/x/bin/flwr-serverapp --token"),
+        process(2**22 + 2, 1, f"{node} --root-certificates {folders[1]}/ca.crt"),
+        process(2**22 + 3, 2**22 + 2, "/x/bin/flower-superexec --insecure"),
+        process(2**22 + 4, 1, f"{node} --root-certificates {folders[2]}/ca.crt"),
+    ]
+    found = list(doctor.others({row.pid: row for row in rows}))
+    assert levels(found) == [Level.OK, Level.OK, Level.WARNING]
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert found[0].text == f"the SuperLink in {folders[0]}, process {os.getpid()}, user {user}"
+    assert found[1].text.startswith(f"the node in {folders[1]}, process {2**22 + 2}, ")
+    assert f"flower-supernode as process(es) {2**22 + 4}, " in found[2].text
+    assert "kill" not in " ".join(each.remedy for each in found)
 
 
 def test_data_sets_are_found_without_being_read(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ import pytest
 from flwr.app import ConfigRecord, Message
 from scripted import A, B, C, ScriptedGrid, introduction, nodes_of, says
 
+from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.protocol.messages import PROPERTIES, record_of
 from hyperfl_flwr.server import membership as roster_module
+from hyperfl_flwr.server.cures import cure_of
 from hyperfl_flwr.server.exchange import Exchange
 from hyperfl_flwr.server.handshake import MOST_NODES, Node, Refusal, introduce
 from hyperfl_flwr.server.membership import Roster
@@ -35,7 +37,8 @@ def test_what_our_nodes_tell_is_taken() -> None:
         {"clients": "03"}, {"clients": [0, 0]}, {"clients": [-1]}, {"clients": [0.5]}, {"clients": 3},
         {"input_shape": "[1, 8, 8]"}, {"input_shape": [1, 8]}, {"input_shape": [1, 0, 8]}, {"num_classes": "10"},
         {"num_examples": ["many", "more"]}, {"num_examples": 5}, {"num_examples": [-1, 1]}, {"classes": [1, 2]},
-        {"device": 1}, {"partitioned_by": [1]}, {"owners_data": 1}, {"model": b"x"}, {"data_reuse": 1},
+        {"device": 1}, {"partitioned_by": [1]}, {"owners_data": 1}, {"model": b"x"}, {"method": b"x"},
+        {"data_reuse": 1},
         {"train_label_counts": [0.5]},
     ],
 )  # fmt: skip
@@ -89,3 +92,63 @@ def test_the_first_to_answer_does_not_decide_for_the_others(monkeypatch: pytest.
     assert [str(refusal) for refusal in roster.refused] == [
         "node 0 is refused: its num-partitions is 1, but the other nodes have 3"
     ]
+
+
+def gathered(properties: Sequence[dict[str, Any]], **settings: Any) -> tuple[str, list[str]]:
+    """Return the error with which three nodes cannot begin, and the lines before it."""
+    said: list[str] = []
+    answers = {node: [says(introduction(place, 3, 3, **properties[place]))] for place, node in enumerate((A, B, C))}
+    roster = Roster(ScriptedGrid(answers), num_clients=3, timeout=0.1, announce=said.append, **settings)
+    with pytest.raises(RunFailedError) as caught:
+        roster.gather()
+    return str(caught.value), said
+
+
+IMAGES = {"input_shape": [3, 32, 32], "num_classes": 2, "classes": ["cat", "dog"]}
+
+CURES = {
+    "a class that two nodes lack": (
+        [IMAGES, IMAGES, IMAGES | {"num_classes": 3, "classes": ["cat", "dog", "owl"]}],
+        "--set data.classes=cat,dog,owl",
+    ),
+    "other classes of each, and another shape": (
+        [IMAGES | {"classes": ["a b", "dog"]}, IMAGES | {"input_shape": [3, 28, 28]}, IMAGES],
+        "--set 'data.classes=a b,cat,dog' --set data.input-shape=3x32x32",
+    ),
+    "numbered classes": ([{}, {}, {"num_classes": 12}], "--set data.classes=0,1,2,3,4,5,6,7,8,9,10,11"),
+    "a shape": ([IMAGES, IMAGES, IMAGES | {"input_shape": [3, 28, 28]}], "--set data.input-shape=3x32x32"),
+}
+
+
+@pytest.mark.parametrize("name", CURES)
+def test_a_cure_for_refused_nodes_is_printed_filled_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the log as soon as it is known, and in the error."""
+    monkeypatch.setattr(roster_module, "PAUSE_SECONDS", 0.0)
+    properties, cure = CURES[name]
+    problem, said = gathered(properties, min_nodes=3)
+    assert f"start the run with {cure}, or" in problem
+    assert f"the nodes' data would agree with {cure}" in said
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        [{"input_shape": [5]}, {"input_shape": [5]}, {"input_shape": [6]}],  # features are not converted
+        [IMAGES, IMAGES, IMAGES | {"classes": ["cat,x", "dog"]}],
+        [IMAGES, IMAGES, IMAGES | {"classes": ["cat\n", "dog"]}],
+        [IMAGES, IMAGES, {"num_classes": 3, "input_shape": [3, 32, 32]}],
+        [{}, {}, {"num_classes": 10**6}],
+    ],
+)
+def test_no_cure_is_invented(properties: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster_module, "PAUSE_SECONDS", 0.0)
+    problem, said = gathered(properties, min_nodes=3)
+    assert "--set" not in problem
+    assert "correct what the nodes below report, start the missing nodes" in problem
+    assert not any("--set" in line for line in said)
+
+
+def test_nodes_that_agree_need_no_cure() -> None:
+    nodes = [introduce(Exchange(node=node, content=introduction(0, 3, 6))) for node in (A, B)]
+    assert all(isinstance(node, Node) for node in nodes)
+    assert cure_of([node for node in nodes if isinstance(node, Node)]) == ""
