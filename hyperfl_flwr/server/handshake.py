@@ -34,7 +34,7 @@ def _are_texts(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
 
 
-_KINDS: Mapping[str, Callable[[Any], bool]] = {
+KINDS: Mapping[str, Callable[[Any], bool]] = {
     "num-nodes": lambda value: _is_count(value) and 0 < value <= MOST_NODES,
     "input-shape": lambda value: _are_counts(value) and len(value) in (1, 3) and 0 not in value,
     "num-classes": lambda value: _is_count(value) and value > 0,
@@ -140,5 +140,5 @@ def _problem(properties: Mapping[str, Any], also_needed: Sequence[str]) -> str:
     if missing := [key for key in (*needed, *also_needed) if key not in properties]:
         return f"its handshake lacks {', '.join(missing)}"
     # `printable` also limits the length: the value is untrusted and goes to the log.
-    wrong = (key for key, is_right in _KINDS.items() if key in properties and not is_right(properties[key]))
+    wrong = (key for key, is_right in KINDS.items() if key in properties and not is_right(properties[key]))
     return next((printable(f"its {key} is invalid, got {properties[key]!r}") for key in wrong), "")

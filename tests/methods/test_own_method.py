@@ -36,6 +36,8 @@ from hyperfl_flwr.results.join_server import joins_with_server
 from hyperfl_flwr.results.report import write_report
 from hyperfl_flwr.runs.run_directory import read_manifest, settings_of
 from hyperfl_flwr.runs.run_sources import method_of
+from hyperfl_flwr.server.federation import handshake
+from hyperfl_flwr.server.handshake import KINDS
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 pytestmark = pytest.mark.usefixtures("imports_as_before")
@@ -171,6 +173,15 @@ def test_a_node_with_another_source_is_refused(federate: Federate, monkeypatch: 
     monkeypatch.setattr("hyperfl_flwr.server.federation.method_hash", lambda _: next(hashes))
     with pytest.raises(RunFailedError, match=r"the nodes \[1\] have another source of own_method:CLIPPED"):
         federate(CLIPPED)
+
+
+def test_the_kind_of_each_property_of_the_handshake_is_checked(make_settings: Callable[..., Settings]) -> None:
+    """What a node reports is untrusted."""
+    settings = make_settings(CLIPPED, target="own_networks:build")
+    federation = handshake(InProcessGrid(app, 2, settings, {"simulated": True}), 5, 10.0)
+    reported = {key for node in federation.nodes for key in node.properties}
+    assert {"method", "model"} <= reported
+    assert reported - set(KINDS) == {"partition"}  # which is read before
 
 
 def test_the_app_includes_source_and_settings_and_flower_builds_it(tmp_path: Path) -> None:
