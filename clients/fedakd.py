@@ -7,7 +7,6 @@ round, in which it gets the mean: the sequence is the same.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -70,7 +69,7 @@ class FedAKDClient(BaseClient):
         if not len(held):
             return data
         rest = np.setdiff1d(np.arange(len(data.train_labels)), held)
-        return replace(data, train_images=data.train_images[rest], train_labels=data.train_labels[rest])
+        return data.with_training(torch.from_numpy(rest).to(data.train_labels.device))
 
     def _load(self, received: SharedArrays, version: int) -> None:
         """Load the groups, and let the model digest the received logits."""

@@ -16,6 +16,7 @@ from hyperfl_flwr.methods.fedala import FedALAConfig
 from hyperfl_flwr.models.vector import Vector, pieces
 from hyperfl_flwr.node.private_state import INITIAL
 from hyperfl_flwr.training.fedala import Mixture, learn_weights
+from hyperfl_flwr.training.local_sgd import pass_order
 
 
 class FedALAClient(PersonalClient):
@@ -58,7 +59,7 @@ class FedALAClient(PersonalClient):
         )
         size = len(context.data.train_labels)
         rng = numpy_generator(context.config.seed, "aggregation", context.client, self.round)
-        chosen = torch.from_numpy(rng.permutation(size)[: max(1, int(method.share * size))]).to(context.device)
+        chosen = torch.from_numpy(pass_order(context.data, rng)[: max(1, int(method.share * size))]).to(context.device)
         batches = [
             (context.data.train_images[index], context.data.train_labels[index])
             for index in torch.split(chosen, context.config.batch_size)

@@ -6,7 +6,6 @@ lambda and 1 - lambda. Training and server are FedAvg's. The setting `knn-per.he
 lambda, as the paper does.
 """
 
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -45,7 +44,7 @@ class KNNPerClient(FedAvgClient):
         held = order[: round(share * size)].sort().values.to(data.train_labels.device)
         kept = order[round(share * size) :].sort().values.to(data.train_labels.device)
         self.held_back = data.train_images[held], data.train_labels[held]
-        self._data = replace(data, train_images=data.train_images[kept], train_labels=data.train_labels[kept])
+        self._data = data.with_training(kept)
 
     def training_data(self) -> ClientData:
         """Return the training samples that are not held back."""

@@ -19,6 +19,7 @@ from torch.nn import functional
 from clients.engine.cohort_training import CohortTraining
 from clients.fedavg import FedAvgClient
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.device import send
 from hyperfl_flwr.methods.per_fedavg import PerFedAvgConfig
 from hyperfl_flwr.models.layers.batchnorm import preserve_running_statistics
 from hyperfl_flwr.models.target import Target
@@ -68,15 +69,20 @@ class PerFedAvgClient(FedAvgClient):
         return objective
 
     def _adapted(self) -> Target:
-        """Return the received model after one step on the mean loss of all training samples, in evaluation mode."""
+        """Return the received model after one step on the mean loss of all training samples, in evaluation mode.
+
+        The mean is weighted if the samples are.
+        """
         data, size, adapted = self.context.data, self.context.config.batch_size, self.copied_model().eval()
         alpha = self.context.config.section(PerFedAvgConfig).alpha
         parameters = list(adapted.requires_grad_(True).parameters())
         gradient = [torch.zeros_like(parameter) for parameter in parameters]
-        parts = zip(torch.split(data.train_images, size), torch.split(data.train_labels, size), strict=True)
-        for images, labels in parts if alpha and len(data.train_labels) else ():
-            share = len(labels) / len(data.train_labels)
-            loss = share * functional.cross_entropy(adapted(images), labels)
+        number = len(data.train_labels)
+        weights = np.ones(number) if data.train_weights is None else data.train_weights
+        shares = send(torch.from_numpy(weights / weights.sum()).to(data.train_images.dtype), data.train_labels.device)
+        parts = (torch.split(each, size) for each in (data.train_images, data.train_labels, shares))
+        for images, labels, share in zip(*parts, strict=True) if alpha and number else ():
+            loss = share @ functional.cross_entropy(adapted(images), labels, reduction="none")
             for total, part in zip(gradient, torch.autograd.grad(loss, parameters), strict=True):
                 total += part
         with torch.no_grad():

@@ -83,13 +83,17 @@ def sweep(
 
     It writes `sweep.toml` to its folder: a study that can be changed and extended.
     """
-    from experiments.sweep import NAME, make_sweep, parse_grid
+    from experiments.sweep import NAME, make_sweep, parse_grid, refuse_twice
+    from hyperfl_flwr.data.sample_format import from_here
 
     chosen = {"num-rounds": num_rounds, "num-clients": num_clients}
     settings = {key: value for key, value in chosen.items() if value is not None} | _changes(set_, None)
     folder = (output or Path("runs", "studies", NAME)).absolute()
     values = parse_grid(grid or ())
-    found = make_sweep(folder, _split(methods), _split(dataset or ["digits"]), seeds, settings, values)
+    names = _split(dataset or ["digits"])
+    refuse_twice("data set", names)
+    datasets = {name: from_here(name, has_data_root=data_root is not None) for name in names}
+    found = make_sweep(folder, _split(methods), datasets, seeds, settings, values)
     _run(found, found.cells(changes=_changes(None, data_root)), folder, jobs, quick=True)
     _print_table(found, folder, mix=False)
 

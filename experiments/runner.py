@@ -156,7 +156,7 @@ def run_cells(
             on_finished(cell, "")
         else:
             waiting.append(cell)
-    failed: list[str] = []
+    failed: dict[str, list[Cell]] = {}
     workers = _Workers(jobs, worker_environment(), several_cells=quick)
     with ThreadPoolExecutor(jobs) as pool:
         futures: dict[Future[str], Cell] = {
@@ -167,16 +167,16 @@ def run_cells(
             for future in as_completed(futures):
                 cell, problem = futures[future], future.result()
                 if problem:
-                    failed.append(f"{cell}: {problem}")
+                    failed.setdefault(problem, []).append(cell)
                 on_finished(cell, problem)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             workers.end()
     workers.close()
     if failed:
-        raise RunFailedError(
-            "\n".join([f"{len(failed)} of {len(cells)} cells failed; repeat the command to retry them:", *failed])
-        )
+        count = f"{sum(map(len, failed.values()))} of {len(cells)} cells failed; repeat the command to retry them:"
+        reasons = [f"{', '.join(map(str, some))}: {problem}" for problem, some in failed.items()]
+        raise RunFailedError("\n".join([count, *reasons]))
 
 
 def _run_claimed(workers: "_Workers", cell: Cell, folder: Path, nodes: int, on_note: Callable[[str], None]) -> str:

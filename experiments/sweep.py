@@ -18,7 +18,7 @@ NAME = "sweep"
 def make_sweep(
     folder: Path,
     methods: Sequence[str],
-    datasets: Sequence[str],
+    datasets: Mapping[str, str],
     seeds: int,
     settings: Mapping[str, Scalar],
     grid: Mapping[str, Sequence[Scalar]],
@@ -42,7 +42,7 @@ def make_sweep(
 
 def sweep_text(
     methods: Sequence[str],
-    datasets: Sequence[str],
+    datasets: Mapping[str, str],
     seeds: int,
     settings: Mapping[str, Scalar],
     grid: Mapping[str, Sequence[Scalar]],
@@ -51,17 +51,16 @@ def sweep_text(
 
     Args:
         methods: The methods, one row each.
-        datasets: The data sets, each with a column of personalized and one of aggregate accuracy.
+        datasets: The data sets by the names that the table gives them, each with a column of personalized and one of
+            aggregate accuracy.
         seeds: Number of seeds, counted from 0.
         settings: Settings of all runs.
         grid: The values of each setting that every row is run with.
 
     Raises:
-        ConfigError: If a method or data set is given twice.
+        ConfigError: If a method is given twice.
     """
-    for kind, names in (("method", methods), ("data set", datasets)):
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ConfigError(f"the {kind} {', '.join(twice)} is given twice; give each once")
+    refuse_twice("method", methods)
     lines = [
         "# Made by `hyperfl sweep`. A copy with another name can be changed and run with `hyperfl study COPY.toml`.",
         'title = "Sweep"',
@@ -73,7 +72,7 @@ def sweep_text(
     for method in methods:
         row, label = toml_value(method.replace(":", ".")), toml_value(method)  # folders have the row's name
         lines += ["", f"[rows.{row}]", *([f"label = {label}"] if row != label else []), f"method = {label}"]
-    for number, dataset in enumerate(datasets):
+    for number, (title, dataset) in enumerate(datasets.items()):
         # A path cannot be the name of a folder.
         name = f"data-{number}" if "/" in dataset or ":" in dataset else dataset
         for column, metric, label in (
@@ -81,12 +80,22 @@ def sweep_text(
             (f"{name}-aggregate", "test_accuracy_aggregate", "aggregate"),
         ):
             own = f"dataset = {toml_value(dataset)}" if column == name else f"run = {toml_value(name)}"
-            lines += ["", f"[columns.{toml_value(column)}]", f"label = {toml_value(f'{dataset}, {label}')}"]
+            lines += ["", f"[columns.{toml_value(column)}]", f"label = {toml_value(f'{title}, {label}')}"]
             lines += [f'metric = "{metric}"', own]
     if grid:
         lines += ["", "[grid]"]
         lines += [f"{key} = [{', '.join(map(toml_value, values))}]" for key, values in grid.items()]
     return "\n".join(lines) + "\n"
+
+
+def refuse_twice(kind: str, names: Sequence[str]) -> None:
+    """Refuse methods or data sets of which one is given twice.
+
+    Raises:
+        ConfigError: If there is one.
+    """
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"the {kind} {', '.join(twice)} is given twice; give each once")
 
 
 def parse_grid(texts: Sequence[str]) -> dict[str, list[Scalar]]:

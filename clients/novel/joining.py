@@ -168,7 +168,7 @@ class JoiningNode:
             ClientContext(
                 config=config,
                 client=self.client,
-                data=labelled_data(self.data, recipe, self.node.group_by or AUTO).to(device),
+                data=labelled_data(self.data, recipe, self.node.group_by or AUTO, config.weighting).to(device),
                 device=device,
                 state=PrivateState(self.output, JOIN, self.client),  # the clients of pFedHN store nothing
                 mean=recipe.mean,

@@ -1,5 +1,6 @@
 """Read the labelled samples of a client that joins a finished run."""
 
+import numpy as np
 import torch
 
 from hyperfl_flwr.core.errors import StateError
@@ -8,6 +9,7 @@ from hyperfl_flwr.data.federated_data import ClientData, normalised
 from hyperfl_flwr.data.grouped_split import AUTO
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.data.sample_format import SampleFormat
+from hyperfl_flwr.data.sample_weights import EQUAL, Weighting
 from hyperfl_flwr.models.model_spec import TargetRecipe
 
 
@@ -29,24 +31,26 @@ def labelled_dataset(name: str, recipe: TargetRecipe, grouping: str = AUTO) -> D
     return dataset
 
 
-def labelled_data(name: str, recipe: TargetRecipe, grouping: str = AUTO) -> ClientData:
+def labelled_data(name: str, recipe: TargetRecipe, grouping: str = AUTO, weighting: Weighting = EQUAL) -> ClientData:
     """Return all samples of a file or folder as the data of one client.
 
     Args:
         name: `npz:FILE` or `folder:PATH`; the client trains on all training samples, and is tested on the others.
         recipe: Input and classes of the run's models.
         grouping: What keeps samples together in one part, see `data.group-by`.
+        weighting: How training samples are weighted.
 
     Raises:
         HyperFLError: If the samples cannot be read, or do not fit the run.
     """
     dataset = labelled_dataset(name, recipe, grouping)
-    (train, test) = (
-        normalised(part.scaled(torch.arange(len(part)).numpy()), dataset.mean, dataset.std)
-        for part in (dataset.train, dataset.test)
-    )
+    weighting.check(dataset.train, dataset.num_classes)
+    everything = np.arange(len(dataset.train))
+    train = normalised(dataset.train.scaled(everything), dataset.mean, dataset.std)
+    test = normalised(dataset.test.scaled(np.arange(len(dataset.test))), dataset.mean, dataset.std)
     return ClientData(
         train_images=train, train_labels=torch.tensor(dataset.train.labels),
         test_images=test, test_labels=torch.tensor(dataset.test.labels),
         augmentation=None, num_classes=dataset.num_classes,
+        train_weights=weighting.of_client(dataset.train, everything, dataset.num_classes),
     )  # fmt: skip

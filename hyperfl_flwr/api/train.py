@@ -9,7 +9,7 @@ from typing import Any
 from hyperfl_flwr.api.run import Run, absolute
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.data.sample_format import is_local_data, local_data_path
+from hyperfl_flwr.data.sample_format import from_here
 from hyperfl_flwr.launch.console import err
 from hyperfl_flwr.launch.follow import Display, Platform, RunCallbacks
 from hyperfl_flwr.launch.plans import AUTO, Engine
@@ -168,10 +168,8 @@ def changed_settings(settings: Mapping[str, Scalar] | None = None, **named: Scal
                 f"the setting {key} must be a string, a number or a boolean, got {value!r}; settings of a section have "
                 f"a dot in their key, for example data.partition"
             )
-    if isinstance(own := changes.get("dataset"), str) and is_local_data(own):
-        path = local_data_path(own)
-        if path.exists() or not changes.get("data-root"):  # otherwise it is looked up in data-root
-            changes["dataset"] = f"{own.partition(':')[0]}:{path.absolute()}"
+    if isinstance(own := changes.get("dataset"), str):
+        changes["dataset"] = from_here(own, has_data_root=bool(changes.get("data-root")))
     return changes
 
 

@@ -71,7 +71,7 @@ def data_digest(dataset: Dataset) -> str:
 
 
 def _add(total: "hashlib._Hash", split: Split) -> None:
-    for array in (split.images, split.labels, split.clients, split.groups):
+    for array in (split.images, split.labels, split.clients, split.groups, split.weights):
         if array is not None:
             total.update(repr((array.dtype, array.shape)).encode())
             total.update(np.ascontiguousarray(array).data)

@@ -81,9 +81,12 @@ class NodeApp:
         A process reads the data once.
 
         Raises:
-            RefusalError: If noisy steps cannot protect them, see `refuse_own_statistics`.
+            RefusalError: If noisy steps cannot protect them, see `refuse_own_statistics`, or the run's class weights
+                single out an owner's samples, see `Weighting.refuse_isolation`.
         """
         settings = self.config.data_settings()
+        if not self.simulated:
+            settings.weighting.refuse_isolation()
         if not self.node.has_local_data:
             return load_federated_data(settings)
         cache = None if self.simulated else state_folder(self.node.state_dir, "", simulated=False)

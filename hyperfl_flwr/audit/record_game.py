@@ -39,6 +39,7 @@ class _Samples:
     train_images: Tensor
     train_labels: Tensor
     augmentation: None = None
+    train_weights: None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from hyperfl_flwr.core.setting_types import Precision
 from hyperfl_flwr.core.settings import (
@@ -24,6 +24,7 @@ from hyperfl_flwr.core.settings import (
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.data.sample_format import FOLDER_PREFIX, NPZ_PREFIX, is_local_data, local_data_path, path_hint
+from hyperfl_flwr.data.sample_weights import parse_class_weights
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.pretrained.names import NAMED, is_pretrained, parse
 
@@ -167,6 +168,19 @@ class LocalTrainingConfig(Section):
     )
     momentum: ShareBelowOne = setting(0.5, "Momentum of SGD; its buffers start empty in every round.")
     weight_decay: NonNegativeFloat = setting(5e-4, "Weight decay of SGD.")
+    class_weights: Annotated[str, AfterValidator(parse_class_weights)] = setting(
+        "none",
+        "How often a pass has the samples of each class. `none`: every sample once. `balanced`: the classes that the "
+        "client has are equally frequent. Numbers: a sample of a class with weight 3 is three times as frequent as one "
+        "of a class with weight 1. The number of samples per pass stays; so does the weight of the client in a mean. "
+        "Test data are not weighted. Needs `dp.epsilon = 0`.",
+        values="`none`, `balanced`, numbers ≥ 0 with commas between them",
+    )
+    sample_weights: Literal["auto", "none"] = setting(
+        "auto",
+        "Weights of single training samples. `auto`: the key `weights` of an `npz` file, if it has one; they are "
+        "multiplied by those of the classes. `none`: all have the same.",
+    )
 
 
 class MachineConfig(Section):

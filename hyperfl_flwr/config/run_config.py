@@ -23,6 +23,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.settings import Section
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.data.sample_format import SampleFormat, parse_classes, parse_normalisation, parse_shape
+from hyperfl_flwr.data.sample_weights import Weighting
 from hyperfl_flwr.methods import METHODS, method_sections
 
 if TYPE_CHECKING:
@@ -107,6 +108,15 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
             raise ValueError(f"data.global-test must be false with {asked}: it is of the models of the last round only")
         return self
 
+    @model_validator(mode="after")
+    def _equal_weights(self) -> Self:
+        if self.dp.epsilon and self.class_weights != "none":
+            raise ValueError(
+                f"class-weights must be none with dp.epsilon above 0, whose batches have all samples with the same "
+                f"probability; got {self.class_weights}"
+            )
+        return self
+
     @property
     def selects_rounds(self) -> bool:
         """Whether validation data decide about rounds; they are then evaluated beside the test data in each round."""
@@ -140,6 +150,11 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
         """Number of clients that nodes host: the N trained ones, with ids from 0, and after them the novel ones."""
         return self.num_clients + self.novel.clients
 
+    @property
+    def weighting(self) -> Weighting:
+        """How training samples are weighted."""
+        return Weighting(classes=self.class_weights, samples=self.sample_weights, allowed=not self.dp.epsilon)
+
     def data_settings(self) -> "DataSettings":
         """Return the settings that determine the samples of each client."""
         from hyperfl_flwr.data.federated_data import (
@@ -161,6 +176,7 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
             augmentation=self.data.augmentation,
             validation_fraction=self.data.validation_fraction,
             keeps_test=self.selects_rounds,
+            weighting=self.weighting,
             sample_format=SampleFormat(
                 input_shape=parse_shape(self.data.input_shape),
                 classes=parse_classes(self.data.classes),

@@ -1,7 +1,9 @@
 """The samples of one client, as tensors on a device."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,6 +23,8 @@ class ClientData:
         augmentation: Augmentation of training batches; None for no augmentation.
         num_classes: Number of classes K.
         validation: Validation samples and their labels, like the test samples; None if nothing is decided on them.
+        train_weights: Weights [n] of the training samples, float64 on the CPU, see
+            `hyperfl_flwr.training.local_sgd.TrainingData`; None if all have the same.
     """
 
     train_images: Tensor
@@ -30,6 +34,7 @@ class ClientData:
     augmentation: Augmentation | None
     num_classes: int
     validation: tuple[Tensor, Tensor] | None = None
+    train_weights: npt.NDArray[np.float64] | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -49,13 +54,25 @@ class ClientData:
         """
         where = torch.device(device)
         train_images, test_images = (images.to(dtype=dtype) for images in (self.train_images, self.test_images))
-        return ClientData(
+        return replace(
+            self,
             train_images=send(train_images, where),
             train_labels=send(self.train_labels, where),
             test_images=send(test_images, where),
             test_labels=send(self.test_labels, where),
-            augmentation=self.augmentation,
-            num_classes=self.num_classes,
             validation=self.validation
             and (send(self.validation[0].to(dtype=dtype), where), send(self.validation[1], where)),
+        )
+
+    def with_training(self, indices: Tensor) -> "ClientData":
+        """Return the same data with some of the training samples, for example without those that are held back.
+
+        Args:
+            indices: Positions of these samples, on the device of the data.
+        """
+        return replace(
+            self,
+            train_images=self.train_images[indices],
+            train_labels=self.train_labels[indices],
+            train_weights=None if self.train_weights is None else self.train_weights[indices.cpu().numpy()],
         )

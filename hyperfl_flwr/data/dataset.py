@@ -23,12 +23,14 @@ class Split:
         labels: [n], in 0..K-1.
         clients: [n], in 0..N-1, the client of each sample; None if the data set has no client ids.
         groups: [n], the group of each sample, such as a patient, numbered as in the other part; None without groups.
+        weights: [n], finite and at least 0, the weight of each training sample; None if all have the same.
     """
 
     images: ImageArray
     labels: IntArray
     clients: IntArray | None = None
     groups: IntArray | None = None
+    weights: npt.NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -40,6 +42,7 @@ class Split:
             labels=self.labels[indices],
             clients=None if self.clients is None else self.clients[indices],
             groups=None if self.groups is None else self.groups[indices],
+            weights=None if self.weights is None else self.weights[indices],
         )
 
     def scaled(self, indices: IntArray) -> npt.NDArray[np.float32]:

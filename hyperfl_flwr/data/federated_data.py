@@ -24,6 +24,7 @@ from hyperfl_flwr.data.digests import Digests, digests
 from hyperfl_flwr.data.partition.allocation import class_counts, reuse_report
 from hyperfl_flwr.data.partition.assign import DataSettings, assign, limited, split_validation
 from hyperfl_flwr.data.registry import load_dataset
+from hyperfl_flwr.data.sample_weights import EQUAL, Weighting, Weights
 
 __all__ = ["ClientData", "DataSettings", "FederatedData", "load_federated_data", "load_local_data", "normalised"]
 
@@ -54,6 +55,7 @@ class FederatedData:
         train: Sequence[IntArray],
         test: Sequence[IntArray],
         validation: Sequence[IntArray] = (),
+        weighting: Weighting = EQUAL,
     ) -> None:
         """Store a finished partition.
 
@@ -63,6 +65,7 @@ class FederatedData:
             train: Positions in ``dataset.train`` of each client's training samples.
             test: Positions in ``dataset.test`` of each client's test samples.
             validation: Positions in ``dataset.train`` of each client's validation samples; empty without them.
+            weighting: How training samples are weighted.
         """
         self.dataset = dataset
         self.partition = partition
@@ -70,6 +73,7 @@ class FederatedData:
         self._train = tuple(train)
         self._test = tuple(test)
         self._validation = tuple(validation)
+        self._weighting = weighting
         self._digests: dict[int, Digests] = {}
         self._clients: OrderedDict[tuple[int, str], ClientData] = OrderedDict()
         for indices in (*self._train, *self._test, *self._validation):
@@ -98,6 +102,10 @@ class FederatedData:
             chunks = np.array_split(indices, len(indices) // CHUNK + 1)  # scaled images take four times the memory
             self._digests[client] = np.concatenate([digests(self.dataset.train.scaled(chunk)) for chunk in chunks])
         return self._digests[client]
+
+    def train_weights(self, client: int) -> Weights | None:
+        """Return the weights of one client's training samples [n], see `Weighting.of_client`."""
+        return self._weighting.of_client(self.dataset.train, self.train_indices(client), self.dataset.num_classes)
 
     def label_counts(self) -> tuple[IntArray, IntArray]:
         """Return the numbers of training and of test samples of each client and class, both [N, K]."""
@@ -141,6 +149,7 @@ class FederatedData:
             augmentation=Augmentation(pad_value=black) if self.dataset.augment else None,
             num_classes=self.dataset.num_classes,
             validation=None if held_back is None else self._tensors(self.dataset.train, held_back),
+            train_weights=self.train_weights(client),
         )
 
     @cached_property
@@ -193,6 +202,7 @@ def load_local_data(settings: DataSettings, client: int) -> FederatedData:
 
 @lru_cache(maxsize=8)
 def _local(settings: DataSettings, client: int, dataset: Dataset) -> FederatedData:
+    settings.weighting.check(dataset.train, dataset.num_classes)
     train = limited(settings, len(dataset.train), settings.train_samples, "train")
     test = limited(settings, len(dataset.test), settings.test_samples, "test")
     divided = _divided(settings, dataset, {client: train}, {client: test})
@@ -200,7 +210,9 @@ def _local(settings: DataSettings, client: int, dataset: Dataset) -> FederatedDa
         part: [found.get(each, np.arange(0)) for each in range(settings.num_clients)] if found else ()
         for part, found in divided.items()
     }
-    return FederatedData(dataset=_with_settings(settings, dataset), partition="own", **parts)
+    return FederatedData(
+        dataset=_with_settings(settings, dataset), partition="own", weighting=settings.weighting, **parts
+    )
 
 
 def _divided(
@@ -228,10 +240,13 @@ def _with_settings(settings: DataSettings, dataset: Dataset) -> Dataset:
 
 @lru_cache(maxsize=8)
 def _partitioned(settings: DataSettings, dataset: Dataset) -> FederatedData:
+    settings.weighting.check(dataset.train, dataset.num_classes)
     name, train, test = assign(settings, dataset)
     divided = _divided(settings, dataset, dict(enumerate(train)), dict(enumerate(test)))
     parts = {part: list(found.values()) for part, found in divided.items()}
-    return FederatedData(dataset=_with_settings(settings, dataset), partition=name, **parts)
+    return FederatedData(
+        dataset=_with_settings(settings, dataset), partition=name, weighting=settings.weighting, **parts
+    )
 
 
 def normalised(samples: npt.NDArray[np.float32], mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:

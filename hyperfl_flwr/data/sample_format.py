@@ -67,6 +67,19 @@ def local_data_path(name: str) -> Path:
     return expanded(name.partition(":")[2])
 
 
+def from_here(name: str, *, has_data_root: bool) -> str:
+    """Return the name of a data set as a command in the working directory means it.
+
+    Args:
+        name: Name of a data set, or of custom data; a file or folder of the working directory gets its absolute path.
+        has_data_root: Whether `data-root` is given, in which a path is looked up that is not in the working directory.
+    """
+    if not is_local_data(name):
+        return name
+    path = local_data_path(name)
+    return f"{name.partition(':')[0]}:{path.absolute()}" if path.exists() or not has_data_root else name
+
+
 def path_hint(name: str) -> str:
     """Return how to name own data at a path that lacks its prefix; empty if a name does not look like a path.
 

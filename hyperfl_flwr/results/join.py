@@ -188,7 +188,7 @@ def join(
     """
     refuse_used_directory(output)
     refuse_other_body(shared.recipe.target, shared.recipe.body)
-    member = _member(shared, labelled_data(dataset, shared.recipe, grouping), output, device)
+    member = _member(shared, labelled_data(dataset, shared.recipe, grouping, shared.config.weighting), output, device)
     data = member.context.data
     try:
         member.receive(shared.arrays, INITIAL)

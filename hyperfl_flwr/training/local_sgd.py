@@ -8,6 +8,7 @@ from typing import Protocol, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -52,6 +53,13 @@ class TrainingData(Protocol):
     @property
     def augmentation(self) -> RandomChange | None:
         """The random change of training images; None if training uses them unchanged."""
+
+    @property
+    def train_weights(self) -> NDArray[np.float64] | None:
+        """Weights [n], at least 0 and not all 0: how often a pass has each sample, see `weighted_order`.
+
+        None if a pass has each sample once.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +120,42 @@ class Epochs:
         return (number - beta * (1 - beta**number) / (1 - beta)) / (1 - beta)
 
 
+def weighted_order(weights: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return the positions of the samples of one pass, in random order.
+
+    A sample of weight w occurs n w / sum(w) times on average. Systematic sampling keeps the numbers near that: a sample
+    occurs so often, rounded down or up, and so does the set of all samples of one weight, such as a class. With equal
+    weights, each occurs once. The mean gradient of a pass is then that of the weighted loss on average.
+
+    Args:
+        weights: Weights [n], at least 0 and not all 0.
+        rng: Source of the choice.
+
+    Returns:
+        Positions [n] in 0..n-1.
+    """
+    order = rng.permutation(len(weights))
+    order = order[np.argsort(weights[order], kind="stable")]
+    ends = np.cumsum(weights[order])
+    marks = (rng.random() + np.arange(len(order))) * (ends[-1] / len(order))
+    # The last sample has the largest weight, which is above 0; rounding must not move a mark behind it.
+    chosen = np.minimum(np.searchsorted(ends, marks, side="right"), len(order) - 1)
+    return rng.permutation(order[chosen])
+
+
+def pass_order(data: TrainingData, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return the positions [n] of the samples of one pass, in random order: each once, or `weighted_order`."""
+    weights = data.train_weights
+    return rng.permutation(len(data.train_labels)) if weights is None else weighted_order(weights, rng)
+
+
 def batches(data: TrainingData, batch_size: int, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield one pass over the data in random order as (images, labels); the last batch may be shorter."""
+    """Yield one pass over the data in random order as (images, labels); the last batch may be shorter.
+
+    With weights, a pass has as many samples, some of them several times, others not at all.
+    """
     images, labels, change = data.train_images, data.train_labels, data.augmentation
-    indices = torch.split(send(torch.from_numpy(rng.permutation(len(labels))), labels.device), batch_size)
+    indices = torch.split(send(torch.from_numpy(pass_order(data, rng)), labels.device), batch_size)
     if change is None:
         yield from ((images[index], labels[index]) for index in indices)
         return

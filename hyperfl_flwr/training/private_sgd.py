@@ -135,8 +135,11 @@ def train_private_epochs(
         companions: Parameters of the network that are trained in the same steps.
 
     Raises:
-        ValueError: If the network is not supported, see `PerExampleGradients`.
+        ValueError: If the network is not supported, see `PerExampleGradients`, or samples are weighted: Poisson batches
+            have all samples with the same probability.
     """
+    if data.train_weights is not None:
+        raise ValueError("noisy steps cannot weight samples; train with dp.epsilon = 0, or without weights")
     own = np.random.default_rng()  # seeded by the operating system
     seed_dropout([network], torch.Generator().manual_seed(int(own.integers(2**63))))
     parameters = [parameter for part in sets for parameter in part.parameters]

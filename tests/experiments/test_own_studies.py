@@ -50,7 +50,9 @@ def test_a_sweep_combines_everything(tmp_path: Path) -> None:
     """A data set has a column of its personalized accuracy, and one of the aggregate accuracy of the same runs."""
     grid = parse_grid(["learning-rate=0.01, 0.1", "momentum=0.5"])
     assert grid == {"learning-rate": [0.01, 0.1], "momentum": [0.5]}
-    text = sweep_text(["fedavg", "local"], ["digits", "npz:/data/my.npz"], 2, {"num-rounds": 3}, grid)
+    text = sweep_text(
+        ["fedavg", "local"], {"digits": "digits", "npz:my.npz": "npz:/data/my.npz"}, 2, {"num-rounds": 3}, grid
+    )
     study = parse_study(text, tmp_path / "sweep.toml")
     assert [row.name for row in study.rows] == [
         f"{method}@{rate}@0.5" for method in ("fedavg", "local") for rate in (0.01, 0.1)
@@ -71,7 +73,7 @@ def test_wrong_sweeps_are_refused() -> None:
         with pytest.raises(ConfigError, match="must have the form KEY=VALUE,VALUE"):
             parse_grid([wrong])
     with pytest.raises(ConfigError, match="the method local is given twice"):
-        sweep_text(["local", "local"], ["digits"], 1, {}, {})
+        sweep_text(["local", "local"], {"digits": "digits"}, 1, {}, {})
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ class Samples:
     train_images: Tensor
     train_labels: Tensor
     seen: list[Tensor] = field(default_factory=list)
+    train_weights: None = None
 
     @property
     def augmentation(self) -> "Samples":

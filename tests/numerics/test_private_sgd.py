@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional
@@ -40,6 +41,7 @@ class Data:
     train_images: Tensor
     train_labels: Tensor
     augmentation: Augmentation | None = None
+    train_weights: NDArray[np.float64] | None = None
 
 
 def random_data(number, shape=(1, 8, 8), classes=5, seed=0):

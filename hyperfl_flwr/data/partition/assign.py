@@ -13,11 +13,12 @@ from hyperfl_flwr.data.grouped_split import split_groups
 from hyperfl_flwr.data.partition import registry as partitions
 from hyperfl_flwr.data.partition.allocation import class_counts
 from hyperfl_flwr.data.sample_format import UNCHANGED, SampleFormat
+from hyperfl_flwr.data.sample_weights import EQUAL, Weighting
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """All settings that determine which client holds which sample.
+    """All settings that determine which client holds which sample, and what training needs to know of it.
 
     Attributes:
         dataset: Name of the data set for `load_dataset`.
@@ -36,6 +37,7 @@ class DataSettings:
         novel_clients: Number of novel clients, which are the last ones and not trained. In the partition natural, they
             are drawn among the data set's clients; in the other partitions all clients are alike.
         sample_format: Agreed classes, shape and normalisation of samples.
+        weighting: How training samples are weighted.
     """
 
     dataset: str
@@ -53,6 +55,7 @@ class DataSettings:
     keeps_test: bool = False
     novel_clients: int = 0
     sample_format: SampleFormat = UNCHANGED
+    weighting: Weighting = EQUAL
 
     def __post_init__(self) -> None:
         if self.partition not in partitions.PARTITIONS:

@@ -11,6 +11,7 @@ test_images or test_features, and      as above; without them a quarter of the d
 test_labels (optional)                 the test data: of every client, or of every class if there are no clients
 test_clients (optional)                [n_test], ids that occur in `clients`; without them the test data are divided
                                        among the clients like a common pool
+weights (optional)                     [n], the weight of each training sample: numbers of at least 0
 groups, test_groups (optional)         [n] and [n_test], the group of each sample, such as a patient: integers or
                                        strings; a group is in one part only, unless data.group-by is none
 =====================================  ==============================================================================
@@ -40,10 +41,18 @@ from hyperfl_flwr.data.dataset import (
     split_train_test,
 )
 from hyperfl_flwr.data.grouped_split import AUTO, NONE, split_groups
-from hyperfl_flwr.data.sources.npz_columns import RawArrays, client_numbers, group_numbers, match_clients, wrong
+from hyperfl_flwr.data.sources.npz_columns import (
+    RawArrays,
+    class_numbers,
+    client_numbers,
+    group_numbers,
+    match_clients,
+    sample_weights,
+    wrong,
+)
 
 _KINDS = ("images", "features")
-_OTHERS = ("labels", "clients", "groups", "test_labels", "test_clients", "test_groups")
+_OTHERS = ("labels", "clients", "groups", "weights", "test_labels", "test_clients", "test_groups")
 _CHANNELS = (1, 3)
 _SPLIT_SEED = 0
 
@@ -116,7 +125,7 @@ def read_labels(path: Path, count: int) -> IntArray | None:
         DataError: If they are not integers 0..K-1, one per sample.
     """
     arrays, _ = _open(path)
-    return _labels(arrays["labels"], "labels", count, path) if "labels" in arrays else None
+    return class_numbers(arrays["labels"], "labels", count, path) if "labels" in arrays else None
 
 
 def _read_arrays(path: Path) -> RawArrays:
@@ -177,24 +186,26 @@ def _splits(arrays: RawArrays, path: Path) -> tuple[Split, Split, tuple[str, ...
     kind = _kind(arrays)
     read = _reader(kind)
     images = read(arrays[kind], kind, path)
-    labels = _labels(arrays["labels"], "labels", len(images), path)
+    labels = class_numbers(arrays["labels"], "labels", len(images), path)
     clients, ids = client_numbers(arrays, len(images), path)
+    weights = sample_weights(arrays, len(images), path)
     names = None if ids is None else tuple(str(name) for name in ids)
     if (test_kind := f"test_{kind}") not in arrays:
         groups, _ = group_numbers(arrays, len(images), None, path)
-        return (*_split(Split(images=images, labels=labels, clients=clients, groups=groups), path), names)
+        whole = Split(images=images, labels=labels, clients=clients, groups=groups, weights=weights)
+        return (*_split(whole, path), names)
     test_images = read(arrays[test_kind], test_kind, path)
     if (of_test := test_images.shape[1:]) != (of_train := images.shape[1:]):
         shapes = (
             f"{of_test} and {of_train} (C, H, W)" if kind == "images" else f"lengths {of_test[0]} and {of_train[0]}"
         )
         raise wrong(path, f"{test_kind} must have the shape of {kind}, got {shapes}", "convert one of them")
-    test_labels = _labels(arrays["test_labels"], "test_labels", len(test_images), path)
+    test_labels = class_numbers(arrays["test_labels"], "test_labels", len(test_images), path)
     test_clients = None
     if ids is not None and "test_clients" in arrays:
         test_clients = match_clients(arrays["test_clients"], ids, len(test_images), path)
     groups, test_groups = group_numbers(arrays, len(images), len(test_images), path)
-    train = Split(images=images, labels=labels, clients=clients, groups=groups)
+    train = Split(images=images, labels=labels, clients=clients, groups=groups, weights=weights)
     return train, Split(images=test_images, labels=test_labels, clients=test_clients, groups=test_groups), names
 
 
@@ -280,13 +291,3 @@ def _features(array: npt.NDArray[Any], key: str, path: Path) -> ImageArray:
             "remove or repair them",
         )
     return vectors
-
-
-def _labels(array: npt.NDArray[Any], key: str, count: int, path: Path) -> IntArray:
-    if array.dtype.kind not in "iu" or array.shape != (count,):
-        raise wrong(
-            path, f"{key} must be {count} integers, one per sample, got {array.dtype} of shape {array.shape}", "fix it"
-        )
-    if array.min() < 0:
-        raise wrong(path, f"{key} must be 0..K-1, got {array.min()}", "renumber the classes from 0")
-    return array.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Read the columns of a numpy `.npz` file that name something of each sample: clients and groups."""
+"""Read the columns of a numpy `.npz` file that say something of each sample: class, client, group and weight."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,6 +64,44 @@ def _column(array: npt.NDArray[Any], key: str, count: int, path: Path) -> npt.ND
             "fix it",
         )
     return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
+
+
+def sample_weights(arrays: RawArrays, count: int, path: Path) -> npt.NDArray[np.float64] | None:
+    """Return the weights of the training samples; None where the file has none.
+
+    Raises:
+        DataError: If they are not finite numbers of at least 0, one per sample, or all are 0.
+    """
+    if "weights" not in arrays:
+        return None
+    found = arrays["weights"]
+    if found.dtype.kind not in "iuf" or found.shape != (count,):
+        raise wrong(
+            path,
+            f"weights must be {count} numbers, one per training sample, got {found.dtype} of shape {found.shape}",
+            "fix it, or drop the key",
+        )
+    weights = found.astype(np.float64)
+    if broken := int((~np.isfinite(weights) | (weights < 0)).sum()):
+        raise wrong(path, f"weights must be finite and at least 0, {broken} of {count} are not", "fix them")
+    if not weights.any():
+        raise wrong(path, "weights must not all be 0", "give a sample a weight above 0, or drop the key")
+    return weights
+
+
+def class_numbers(array: npt.NDArray[Any], key: str, count: int, path: Path) -> IntArray:
+    """Return labels 0..K-1, one per sample.
+
+    Raises:
+        DataError: If they are anything else.
+    """
+    if array.dtype.kind not in "iu" or array.shape != (count,):
+        raise wrong(
+            path, f"{key} must be {count} integers, one per sample, got {array.dtype} of shape {array.shape}", "fix it"
+        )
+    if array.min() < 0:
+        raise wrong(path, f"{key} must be 0..K-1, got {array.min()}", "renumber the classes from 0")
+    return array.astype(np.int64)
 
 
 def client_numbers(arrays: RawArrays, count: int, path: Path) -> tuple[IntArray | None, npt.NDArray[Any] | None]:
