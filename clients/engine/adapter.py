@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, RecordDict
 
 from clients.engine.base import BaseClient
+from clients.engine.cross_site import score_models, send_model
 from clients.novel.answers import assess, classifier_errors, classifier_gradients
+from hyperfl_flwr.core.errors import RefusalError
 from hyperfl_flwr.metrics.memory import peak_memory, process_name
 from hyperfl_flwr.node.array_sums import PlainSum
 from hyperfl_flwr.node.cohort import CohortResult, Received, Trainer, evaluate_cohort, failure_of, train_cohort
@@ -28,7 +30,7 @@ from hyperfl_flwr.protocol.messages import (
     record_of,
     weights_record,
 )
-from hyperfl_flwr.protocol.queries import ASSESS, DESCRIBE, ERRORS, GRADIENTS, QuerySpec
+from hyperfl_flwr.protocol.queries import ASSESS, DESCRIBE, ERRORS, GRADIENTS, SCORE_MODELS, SEND_MODEL, QuerySpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,7 @@ class Cohort:
         send_details: Whether the text and traceback of a failure are sent to the server.
         sends_metrics: Whether replies hold the clients' metrics, which have no noise; secure sums always hold theirs.
         secure: The node's side of secure sums; None if the server sees each node's sums.
+        cross_site: Whether the clients' models may be sent, and models of others evaluated.
     """
 
     make_client: Callable[[int], BaseClient]
@@ -50,6 +53,7 @@ class Cohort:
     send_details: bool
     sends_metrics: bool = True
     secure: SecureCohort | None = None
+    cross_site: bool = False
 
 
 def train(cohort: Cohort, message: Message) -> Message:
@@ -86,8 +90,16 @@ def evaluate(cohort: Cohort, message: Message) -> Message:
 
 
 def answer(cohort: Cohort, message: Message) -> Message:
-    """Answer a query about clients' data with arrays of each client and a report."""
+    """Answer a query about clients' data with arrays of each client and a report.
+
+    Raises:
+        RefusalError: If the query belongs to a cross-site matrix, and the run or the node's owner does not have one.
+    """
     began = time.perf_counter()
+    if message.metadata.message_type in (SEND_MODEL, SCORE_MODELS) and not cohort.cross_site:
+        raise RefusalError(
+            "models are exchanged only in runs with cross-site = true, by nodes whose owner has set cross-site = true"
+        )
     received, request, question = _received(message, {}), Request.of(message.content), QuerySpec.of(message.content)
     work = _WORK[message.metadata.message_type]
     result = CohortResult()
@@ -112,6 +124,8 @@ _WORK: Mapping[str, Callable[[BaseClient, SharedArrays, QuerySpec], tuple[Shared
     ASSESS: assess,
     GRADIENTS: classifier_gradients,
     ERRORS: classifier_errors,
+    SEND_MODEL: send_model,
+    SCORE_MODELS: score_models,
 }
 """Functions that answer the queries for one client, by message type."""
 

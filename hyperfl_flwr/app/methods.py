@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from clients.engine.base import BaseClient
+from hyperfl_flwr.app.network_checks import check_kept
 from hyperfl_flwr.app.targets import check_target
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, DataError
@@ -93,7 +94,7 @@ def check_run(config: RunConfig, input_shape: tuple[int, ...], num_classes: int)
         check_target(name, client_of(config.method), config, input_shape, num_classes)
     _check_novel(config, input_shape)
     _check_audit(config)
-    _check_kept(config)
+    check_kept(config, client_of(config.method))
     check_privacy(config, input_shape, num_classes)
     check_secure_sum(config)
     _check_public_data(config, input_shape)
@@ -106,15 +107,6 @@ def _check_audit(config: RunConfig) -> None:
         raise ConfigError(
             f"audit.clients must be empty with {config.method}, got {config.audit.clients}: its clients upload "
             f"nothing that could be recorded; leave it out, or choose another method"
-        )
-
-
-def _check_kept(config: RunConfig) -> None:
-    """Refuse to keep the best models of a method whose clients predict with more than a network."""
-    if config.keep == "best" and not client_of(config.method).is_network:
-        raise ConfigError(
-            f"keep must be last with {config.method}, got best: its predictions also need the client's training "
-            f"samples; leave it out, or choose another method"
         )
 
 

@@ -35,6 +35,7 @@ from hyperfl_flwr.node.secure_sums import SecureTerms
 from hyperfl_flwr.privacy.secret_rotation import read_key, run_key
 from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.messages import Request
+from hyperfl_flwr.protocol.queries import CROSS_SITE
 from hyperfl_flwr.protocol.secure_sums.header import Phase, settings_digest
 
 
@@ -65,7 +66,10 @@ class NodeApp:
             )
         refuse_unbounded(node, self.config, self.clients)
         refuse_own_as_public(self.config, simulated=self.simulated)
-        self.keeps_model = not self.simulated if self.node.keep_model is None else self.node.keep_model
+        self.cross_site = self.config.cross_site and (self.simulated or self.node.cross_site)
+        self.keeps_model = self.cross_site or not self.simulated
+        if self.node.keep_model is not None:
+            self.keeps_model = self.node.keep_model
         self.mixing_secret = self._mixing_secret()
         use_weights(self.config.lpm.weights)
         self.device = resolve_device(self.config.device)
@@ -131,6 +135,7 @@ class NodeApp:
             # Metrics of chosen parameters on few samples would reveal these samples, at no cost in the record.
             sends_metrics=self.node.max_epsilon is None,
             secure=self._secure_cohort() if self.config.secagg.enabled else None,
+            cross_site=self.cross_site,
         )
 
     def _secure_cohort(self) -> SecureCohort:
@@ -212,6 +217,8 @@ class NodeApp:
                 self.config.target, data.dataset.input_shape, data.dataset.num_classes
             )  # raises if the network does not fit
             properties["model"] = network_hash(self.config.target, self.config.lpm.weights)
+        if self.cross_site:
+            properties[CROSS_SITE] = True
         if source := method_hash(self.config.method):
             properties["method"] = source
         if self.simulated:

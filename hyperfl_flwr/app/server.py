@@ -31,6 +31,7 @@ from hyperfl_flwr.runs.summary import fall_text, majority_text, summarise, targe
 from hyperfl_flwr.server.federation import refuse_other_sources
 from hyperfl_flwr.server.membership import Announce, Roster
 from strategies.engine.context import SecureContext
+from strategies.engine.cross_site import evaluate_cross_site
 from strategies.engine.recorded import RecordedStrategy
 from strategies.novel.assess import assess_novel_clients
 
@@ -150,6 +151,8 @@ def _train(
     result = strategy.start(grid, arrays, num_rounds=config.num_rounds, timeout=config.round_timeout)
     if config.novel.clients:
         assess_novel_clients(grid, inner, result.arrays, directory, announce)
+    if config.cross_site:
+        evaluate_cross_site(grid, inner.context, directory, announce)
     summary = summarise(directory.path)
     directory.write_json("summary.json", summary)
     if text := target_text(config.target_accuracy, summary):

@@ -63,6 +63,7 @@ def _document(run: RunLedger) -> dict[str, Any]:
         "totals": {name: {"out": left, "in": came} for name, (left, came) in run.totals().items()},
         "private": list(run.private),
         "private_arrays_that_left": run.leaked,
+        "whole_models_left": run.sent_models,
     }
 
 
@@ -128,6 +129,12 @@ def _print_private(run: RunLedger) -> None:
         return
     if run.leaked:
         _say(f"ERROR: arrays of private groups have left the node: {', '.join(run.leaked)}")
+    elif run.sent_models:
+        out.print(
+            "The clients' whole models were sent for a cross-site matrix, which cross-site = true in the node config "
+            "allows.",
+            markup=False,
+        )
     elif run.private:
         out.print(f"These groups are private and stayed on the node: {', '.join(run.private)}.", markup=False)
     elif not run.knows_private:

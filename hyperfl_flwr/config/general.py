@@ -99,6 +99,13 @@ class FederationConfig(Section):
         "the last of several. The summary's accuracies, on test data, are of them. Needs `data.validation-fraction`; "
         "every round writes a checkpoint and, of each client, a model.",
     )
+    cross_site: bool = setting(
+        False,
+        "After the last round, evaluate the personalized model of each client on the test data of each client (the "
+        "cross-site matrix, in `cross_site.json` and the report). For N clients these are N² evaluations. The whole "
+        "models leave the clients for it, so that owners of nodes must allow it by `cross-site` in the node config; "
+        "others are left out. Refused with differential privacy, noise and secure sums.",
+    )
     target_accuracy: Share = setting(
         0.0,
         "Mean test accuracy of which the run reports the first round that reaches it, for personalized and for "

@@ -13,6 +13,7 @@ from flwr.app import Context
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from hyperfl_flwr.config.grouping import OwnersGrouping, owners_grouping
+from hyperfl_flwr.config.node_data import owners_data
 from hyperfl_flwr.config.pretrained import owners_weights
 from hyperfl_flwr.config.run_config import RunConfig, explain
 from hyperfl_flwr.core.errors import ConfigError, RefusalError
@@ -29,8 +30,7 @@ from hyperfl_flwr.core.settings import (
     absolute,
     setting,
 )
-from hyperfl_flwr.core.similar_names import nearest
-from hyperfl_flwr.data.sample_format import is_local_data, local_data_path, path_hint, placed
+from hyperfl_flwr.data.sample_format import is_local_data, placed
 
 SIMULATED = "simulated"
 """Key that marks a node of an in-process simulation, of which the data have no owner."""
@@ -54,11 +54,9 @@ _PATHS = ("data_root", "lpm_weights", "state_dir", "mixing_key_file", "peers_fil
 
 
 class NodeConfig(Section):
-    """The keys of a node config, all optional.
+    """The keys of a node config, all optional; those with `novel` are of a novel client, see `clients.novel.node`.
 
     Paths must be absolute, unless the validation context has a `folder` (a `Path`), from which relative paths start.
-
-    The keys that begin with `novel` configure a novel client's node, see `clients.novel.node`.
     """
 
     title: ClassVar[str] = "The owner of a node"
@@ -104,6 +102,12 @@ class NodeConfig(Section):
         None,
         "Whether the clients' models are stored in `state-dir`, where their owner can export them. Not given: `true`.",
         values="`true`, `false`",
+    )
+    cross_site: bool = setting(
+        False,
+        "Whether the node takes part in cross-site matrices (`cross-site` of a run): it sends its clients' whole "
+        "personalized models to the server, which sends them to the other nodes that do, and evaluates theirs on its "
+        "test data. Needs `keep-model`.",
     )
     max_message_mb: NonNegativeFloat = setting(
         0,
@@ -172,6 +176,13 @@ class NodeConfig(Section):
     def _absolute(cls, value: str, info: ValidationInfo) -> str:
         return value if info.field_name == "lpm_weights" and value == "auto" else absolute(placed(value, info.context))
 
+    @field_validator("cross_site")
+    @classmethod
+    def _with_models(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("keep_model") is False:
+            raise ValueError("needs keep-model: what is sent is the model that the node keeps")
+        return value
+
     @field_validator("secure_sum_only")
     @classmethod
     def _with_peers(cls, value: bool, info: ValidationInfo) -> bool:
@@ -182,18 +193,7 @@ class NodeConfig(Section):
     @field_validator("data", "join_data")
     @classmethod
     def _named(cls, value: str, info: ValidationInfo) -> str:
-        if is_local_data(value):
-            if str(local_data_path(value)) in (".", "PATH"):
-                raise ValueError(f"must name a file after npz: or a folder after folder:; got {value!r}")
-            kind, _, path = value.partition(":")
-            return f"{kind}:{placed(path, info.context)}"
-        if value:
-            from hyperfl_flwr.data.registry import DATASETS  # deferred: imports torch
-
-            if value not in DATASETS:
-                hint = path_hint(value) or nearest(value, DATASETS) or f"; for a folder of images write folder:{value}"
-                raise ValueError(f"must be npz:FILE, folder:PATH or a data set; got {value!r}{hint}")
-        return value
+        return owners_data(value, info.context)
 
     @classmethod
     def of(cls, node_config: Mapping[str, Scalar]) -> Self:

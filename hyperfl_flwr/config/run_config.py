@@ -109,6 +109,21 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
         return self
 
     @model_validator(mode="after")
+    def _whole_models(self) -> Self:
+        private = {
+            "dp.epsilon above 0": self.dp.epsilon > 0,
+            "privacy.unit = client": self.privacy.protects_clients,
+            "privacy.noise-multiplier above 0": self.privacy.noise_multiplier > 0,
+            "secagg.enabled": self.secagg.enabled,
+            self.method: self.weight_epsilon > 0,
+        }
+        if self.cross_site and (reasons := [name for name, is_so in private.items() if is_so]):
+            raise ValueError(
+                f"cross-site must be false with {reasons[0]}: it takes the whole model of each client, without noise"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _equal_weights(self) -> Self:
         if self.dp.epsilon and self.class_weights != "none":
             raise ValueError(

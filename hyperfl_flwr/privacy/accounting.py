@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from hyperfl_flwr.privacy.gaussian_mechanism import smallest_epsilon, smallest_sigma
 
 Noise = Literal["local", "server", "sum"]
@@ -226,7 +228,9 @@ def _composed(taken: tuple[tuple[NoisyStep, int], ...], delta: float) -> float:
     for step, count in sampled:
         noise = dp_accounting.GaussianDpEvent(step.noise_multiplier)
         accountant.compose(dp_accounting.PoissonSampledDpEvent(step.sample_rate, noise), count)
-    return float(accountant.get_epsilon(delta))
+    # Where epsilon is beyond 700, dp-accounting divides by a mass near the smallest float64; it returns infinity then.
+    with np.errstate(over="ignore"):
+        return float(accountant.get_epsilon(delta))
 
 
 def _scale(taken: Iterable[tuple[NoisyStep, int]], delta: float) -> float:

@@ -3,7 +3,7 @@
 A query to a node holds the records of a TRAIN message (`hyperfl_flwr.protocol.messages`) and, in `question`, a
 `QuerySpec`. The reply holds one or more arrays of each client in `per-client-arrays`, keyed `client/group/name` (absent
 for clients without arrays), and a `Report` in `clients`. No reply contains labels. Clients read labels only to count
-correct predictions (`ASSESS`).
+correct predictions (`ASSESS`, `SCORE_MODELS`).
 """
 
 from dataclasses import dataclass
@@ -27,6 +27,17 @@ ERRORS = "query.errors"
 """Sends the same classifiers as `GRADIENTS`; the reply holds `RATES` float64 [M], the share of the client's samples
 that each classifier assigns to the other client."""
 
+SEND_MODEL = "query.send_model"
+"""Asks a client for its personalized model, for a cross-site matrix; the reply holds all values of its target network,
+keyed `personalized/name`."""
+
+SCORE_MODELS = "query.score_models"
+"""Sends M personalized models of clients, stacked [M, *shape] by `personalized/name`; the reply holds the numbers of
+correctly classified test samples of each, `CORRECT` int64 [M]."""
+
+CROSS_SITE, PERSONALIZED = "cross-site", "personalized"
+"""Name of the handshake property of a node that answers these two queries, and group of a personalized model."""
+
 PERSONALIZE = "query.personalize"
 """Sends a novel node the model that was generated for it, `model/name`; the reply has no arrays. This message, and
 DESCRIBE to a novel node, hold the values of `hyperfl_flwr.models.model_spec.Recipe.values` in the record `RECIPE`."""
@@ -45,7 +56,7 @@ RECIPE, NOVEL = "recipe", "novel"
 PROBLEM = "problem"
 """Name of the handshake property with the reason why a node cannot take part."""
 
-QUERIES = (DESCRIBE, ASSESS, GRADIENTS, ERRORS)
+QUERIES = (DESCRIBE, ASSESS, GRADIENTS, ERRORS, SEND_MODEL, SCORE_MODELS)
 
 DESCRIPTOR = "embedding/weight"
 """Key of a client's descriptor [1, d], the input from which its model is generated; the same in both directions."""

@@ -15,8 +15,10 @@ from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.intervals import of_share
 from hyperfl_flwr.pages.figures import svg
 from hyperfl_flwr.pages.render import NOTHING, Settings, counted, interval_text, megabytes, percent, plain, write_page
+from hyperfl_flwr.runs.cross_site import CrossSite
 from hyperfl_flwr.runs.kept_models import KeptModels
 from hyperfl_flwr.runs.listed_clients import clients_per_node, is_listed, label_rows
+from hyperfl_flwr.runs.matrix_plot import matrix_figure
 from hyperfl_flwr.runs.novel_results import means, read_novel
 from hyperfl_flwr.runs.plots import clients_figure, labels_figure, run_panels
 from hyperfl_flwr.runs.privacy_statement import statement_text
@@ -95,6 +97,8 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         networks=_networks(config),
         figures=_figures(path, summary),
         labels_figure=_labels(manifest),
+        matrix=CrossSite.read(path),
+        matrix_figure=_matrix(path),
         simulated=is_simulation(manifest),
         accuracies=list(_accuracies(path, summary, unknown=NOT_KNOWN if has_secure_sums(manifest) else "none")),
         each_client=list(_each_client(path, summary)),
@@ -236,6 +240,16 @@ def _labels(manifest: Mapping[str, Any]) -> Markup | None:
         return None
     figure = labels_figure(label_rows(manifest))
     return svg(figure, "labels", "number of training samples of each client and class")
+
+
+def _matrix(path: Path) -> Markup | None:
+    """Draw the cross-site matrix; None without one."""
+    found = CrossSite.read(path)
+    return (
+        svg(matrix_figure(found), "cross-site", "accuracy of each client's model on each client's data")
+        if found
+        else None
+    )
 
 
 def _left_out_nodes(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:

@@ -11,6 +11,7 @@
     failures/        reasons why clients were left out, by round and client
     plots/           pictures of metrics.jsonl
     novel.json       results of novel clients, if there are any
+    cross_site.json  with `cross-site`, the accuracy of each client's model on each client's data
     observations/    with `audit.clients`, what the server has exchanged with single clients
     privacy.jsonl    with `privacy.unit=client`, see `hyperfl_flwr.runs.releases`
     openings/        with secure sums and `audit.rounds`, what the server has opened
@@ -117,9 +118,9 @@ class RunDirectory:
         text = "".join(json.dumps(record) + "\n" for record in kept)
         write_atomically(self.path / "metrics.jsonl", text.encode())
         for path in (self.path / "failures").glob("round-*.txt"):
-            if int(path.name.split("-")[1]) > last_round or re.search("-evaluation-|-novel-", path.name):
+            if int(path.name.split("-")[1]) > last_round or re.search("-evaluation-|-novel-|-cross-site-", path.name):
                 path.unlink()
-        for name in ("novel.json", "summary.json", "plots/run.png"):
+        for name in ("novel.json", "cross_site.json", "summary.json", "plots/run.png"):
             (self.path / name).unlink(missing_ok=True)
 
     def write_failures(self, prefix: str, failures: Sequence[Failure]) -> None:
@@ -237,7 +238,8 @@ class LeftOut:
 
     Attributes:
         round: Number of the round.
-        phase: `training`, `evaluation` after the round, or `novel` for the assessment of novel clients.
+        phase: `training`, `evaluation` after the round, `novel` for the assessment of novel clients, or `cross-site`
+            for the evaluation of clients' models on each other's data.
         client: The client's id.
         reason: The reason as one line, as reported by the client's node.
     """
@@ -252,7 +254,7 @@ def read_failures(path: Path) -> list[LeftOut]:
     """Return the clients of a run that were left out of a phase, by round; without the details in the files."""
     found = []
     for file in sorted((path / "failures").glob("round-*.txt")):
-        if name := re.fullmatch(r"round-(\d+)(?:-([a-z]+))?-client-(\d+)\.txt", file.name):
+        if name := re.fullmatch(r"round-(\d+)(?:-([a-z-]+))?-client-(\d+)\.txt", file.name):
             with file.open(errors="replace") as text:
                 reason = text.readline().strip()
             number, phase, client = name.groups()

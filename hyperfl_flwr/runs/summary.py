@@ -10,6 +10,7 @@ from typing import Any, Self
 from hyperfl_flwr.metrics.intervals import Interval, of_mean
 from hyperfl_flwr.node.private_state import largest_state
 from hyperfl_flwr.runs.checkpoint import Checkpoints
+from hyperfl_flwr.runs.cross_site import CrossSite
 from hyperfl_flwr.runs.kept_models import KeptModels
 from hyperfl_flwr.runs.novel_results import flat_means, read_novel
 from hyperfl_flwr.runs.privacy_statement import PrivacyStatement
@@ -112,6 +113,7 @@ def summarise(path: Path) -> dict[str, Any]:
         "privacy": PrivacyStatement.of(path, manifest).entry(),
         **(_opening_costs(rounds) if is_secure else {}),
         **flat_means(read_novel(path)),
+        **(matrix.entries() if (matrix := CrossSite.read(path)) else {}),
     }
 
 

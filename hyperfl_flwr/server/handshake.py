@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord
 
 from hyperfl_flwr.core.versions import differing
 from hyperfl_flwr.protocol.messages import PROPERTIES, printable, record_of
-from hyperfl_flwr.protocol.queries import NOVEL, PROBLEM
+from hyperfl_flwr.protocol.queries import CROSS_SITE, NOVEL, PROBLEM
 from hyperfl_flwr.protocol.secure_sums.keys import is_key
 from hyperfl_flwr.protocol.secure_sums.messages import KEY, SIGNATURE
 from hyperfl_flwr.server.exchange import Exchange
@@ -49,6 +49,7 @@ KINDS: Mapping[str, Callable[[Any], bool]] = {
     "method": _is_text,
     "data-reuse": _is_text,
     "threads": _is_count,
+    CROSS_SITE: lambda value: type(value) is bool,
     "augmentation": _is_text,
     "normalisation": _is_text,
     "train-label-counts": _are_counts,

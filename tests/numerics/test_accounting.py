@@ -4,7 +4,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hyperfl_flwr.config.run_config import RunConfig
@@ -66,6 +66,7 @@ def test_noise_is_the_least_that_suffices(epsilon: float, rate: float) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(noise=NOISE, rate=RATE, steps=STEPS)
+@example(noise=1.0, rate=0.9375, steps=1279)  # beyond the largest epsilon
 def test_epsilon_falls_with_noise_and_rises_with_rate_and_steps(noise: float, rate: float, steps: int) -> None:
     """The discretisation may add a thousandth."""
     epsilon = record_epsilon(noise, rate, steps, DELTA)

@@ -1,0 +1,147 @@
+"""Evaluate the personalized model of each client on the test data of each client, after the last round.
+
+The server collects the models of the clients whose nodes allow it (`hyperfl_flwr.protocol.queries.CROSS_SITE`), and
+sends them to the same clients.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+from flwr.serverapp import Grid
+
+from hyperfl_flwr.models.targets import build_target
+from hyperfl_flwr.protocol.arrays import SharedArrays, num_bytes, pack_arrays
+from hyperfl_flwr.protocol.messages import Failure
+from hyperfl_flwr.protocol.queries import CORRECT, CROSS_SITE, PERSONALIZED, SCORE_MODELS, SEND_MODEL
+from hyperfl_flwr.runs.cross_site import CrossSite
+from hyperfl_flwr.runs.run_directory import RunDirectory
+from strategies.engine.context import ServerContext
+from strategies.engine.query_clients import Answers, Query, ask
+
+MESSAGE_BYTES = 1 << 25
+"""Models of about this size are sent in one message; a larger model alone."""
+
+
+def evaluate_cross_site(
+    grid: Grid, context: ServerContext, directory: RunDirectory, announce: Callable[[str], None]
+) -> None:
+    """Evaluate the clients' models on each other's test data, and write `cross_site.json`.
+
+    Clients that fail are left out, with their reasons in `failures/`.
+
+    Args:
+        grid: Flower's grid.
+        context: Nodes and settings of the run, after its last round.
+        directory: The run's folder.
+        announce: Receives the result in one line, a line for each client that is left out, and the reason if no matrix
+            can be made.
+
+    Raises:
+        RunFailedError: If a node's process died twice in a row.
+    """
+    config = context.config
+    willing = [node for node in context.federation.nodes if node.properties.get(CROSS_SITE)]
+    clients = sorted(client for node in willing for client in node.clients if client < config.num_clients)
+    if len(clients) < 2:
+        announce(
+            f"cross-site: no matrix, because nodes with {len(clients)} of {config.num_clients} clients allow it; it "
+            f"needs 2 clients. Owners allow it by cross-site = true in node.toml"
+        )
+        return
+    asked = _Asked(grid, context, clients)
+    found = asked.matrix()
+    for failure in asked.failures:
+        announce(f"cross-site: client {failure.client} is left out: {failure.reason}")
+    directory.write_failures(f"round-{config.num_rounds:06d}-cross-site", asked.failures)
+    if found is None:
+        announce("cross-site: no matrix, because fewer than 2 clients have sent a model and evaluated those of others")
+        return
+    directory.write_json(CrossSite.FILE, found.to_json())
+    announce(f"cross-site: {found.text()}")
+
+
+class _Asked:
+    """Queries to clients for a cross-site matrix.
+
+    Attributes:
+        failures: Clients that have not answered, each once.
+    """
+
+    def __init__(self, grid: Grid, context: ServerContext, clients: Sequence[int]) -> None:
+        self._grid, self._context, self._clients = grid, context, clients
+        self.failures: list[Failure] = []
+
+    def matrix(self) -> CrossSite | None:
+        """Return the matrix over the clients that have answered everything; None if they are fewer than two."""
+        layout = self._layout()
+        expected = dict.fromkeys(self._clients, layout)
+        models = self._ask(Query(kind=SEND_MODEL, clients=self._clients, expected=expected)).arrays
+        correct: dict[int, list[int]] = {client: [] for client in models}
+        samples: dict[int, int] = {}
+        for some in _chunks(models, max(1, MESSAGE_BYTES // max(1, num_bytes(layout)))):
+            stacked = {key: np.stack([models[client][key] for client in some]) for key in layout}
+            answers = self._ask(
+                Query(
+                    kind=SCORE_MODELS,
+                    clients=list(correct),
+                    expected={client: {CORRECT: np.zeros(len(some), np.int64)} for client in correct},
+                    shared=pack_arrays(stacked),
+                )
+            )
+            for client in list(correct):
+                counts, total = answers.arrays.get(client, {}).get(CORRECT), answers.num_examples.get(client, 0)
+                if counts is None or not self._plausible(client, counts.tolist(), total, samples):
+                    del correct[client]  # its model stays in the columns that were sent, and is left out at the end
+                else:
+                    samples[client] = total
+                    correct[client] += counts.tolist()
+        if len(correct) < 2:
+            return None
+        rows = [number for number, client in enumerate(models) if client in correct]
+        columns = [[counts[row] / samples[client] for row in rows] for client, counts in correct.items()]
+        return CrossSite(
+            clients=list(correct),
+            samples=[samples[client] for client in correct],
+            accuracy=[list(row) for row in zip(*columns, strict=True)],
+        )
+
+    def _layout(self) -> SharedArrays:
+        """Return the arrays of a model, with their shapes and types."""
+        federation, config = self._context.federation, self._context.config
+        target = build_target(config.target, federation.input_shape, federation.num_classes)
+        return {
+            f"{PERSONALIZED}/{name}": np.zeros(tuple(value.shape), _numpy_type(str(value.dtype)))
+            for name, value in target.state_dict().items()
+        }
+
+    def _ask(self, query: Query) -> Answers:
+        answers = ask(self._grid, self._context, self._context.config.num_rounds, query)
+        for failure in answers.failures:
+            self._fail(failure)
+        return answers
+
+    def _plausible(self, client: int, counts: Sequence[int], total: int, samples: Mapping[int, int]) -> bool:
+        """Return whether a client's counts are possible; a client of which they are not is a failure."""
+        if all(0 <= count <= total for count in counts) and samples.get(client, total) == total:
+            return True
+        reason = (
+            f"numbers of correct predictions must be between 0 and the number of test samples, {total}, which stays"
+        )
+        self._fail(Failure(client=client, reason=reason))
+        return False
+
+    def _fail(self, failure: Failure) -> None:
+        if failure.client not in {known.client for known in self.failures}:
+            self.failures.append(failure)
+
+
+def _chunks(models: Mapping[int, SharedArrays], size: int) -> Iterator[Sequence[int]]:
+    clients = iter(models)
+    while some := list(itertools.islice(clients, size)):
+        yield some
+
+
+def _numpy_type(torch_type: str) -> str:
+    """Return numpy's name of a torch type; models leave a client in float32 where they are in bfloat16."""
+    return torch_type.removeprefix("torch.").replace("bfloat16", "float32")
