@@ -1,9 +1,9 @@
 """Save each client's personalized model (after its last local training) on the node's disk.
 
 The file lies next to the private state and is for the node's owner: `hyperfl export` converts it to a file for plain
-torch. No message contains it and no round reads it, so only the newest version is kept. A SuperNode keeps the models of
-its clients unless its node config has `keep-model=false`. A simulated node keeps none, since the models can be rebuilt
-from the run's folder.
+torch. No round reads it, so only the newest version is kept; no message contains it but that of a cross-site matrix,
+which the owner must allow. A SuperNode keeps the models of its clients unless its node config has `keep-model=false`. A
+simulated node keeps none without `cross-site`, since the models can be rebuilt from the run's folder.
 """
 
 from dataclasses import dataclass

@@ -22,6 +22,7 @@ from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.data.registry import load_dataset
+from hyperfl_flwr.runs.cross_site import CrossSite
 from hyperfl_flwr.runs.run_directory import read_manifest
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
@@ -45,6 +46,7 @@ OWN: dict[str, Scalar] = SMALL | {
     "checkpoint-every": 1,
     "num-rounds": 1,
     "target": f"{MODULE}:build",
+    "cross-site": True,
 }
 
 
@@ -112,7 +114,7 @@ def owners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owners]:
         for program in (made.server, *made.nodes):
             (program.folder / "environment").write_text(f"HYPERFL_BIN='{programs}'\n")
         for node, mine in zip(made.nodes, data, strict=True):
-            name_data(node, mine)
+            decide(node, mine)
         made.start()
         words = ["--method", "hyperfl", *sets(OWN), "--output", str(folder / "run"), "--deployment", str(made.folder)]
         (folder / "elsewhere").mkdir()
@@ -124,11 +126,17 @@ def owners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owners]:
         yield Owners(made, data, folder / "run", done.stderr)
 
 
-def name_data(node: Program, data: str) -> None:
+def decide(node: Program, data: str) -> None:
+    """Name the owner's data in node.toml, and allow cross-site matrices."""
     settings = node.folder / "node.toml"
     text = settings.read_text()
-    assert '\ndata = ""\n' in text
-    settings.write_text(text.replace('\ndata = ""\n', f'\ndata = "{data}"\n'))
+    for before, after in (
+        ('\ndata = ""\n', f'\ndata = "{data}"\n'),
+        ("\ncross-site = false\n", "\ncross-site = true\n"),
+    ):
+        assert before in text
+        text = text.replace(before, after)
+    settings.write_text(text)
 
 
 def test_folders_and_files_of_owners_train_as_in_one_process(
@@ -142,7 +150,7 @@ def test_folders_and_files_of_owners_train_as_in_one_process(
     grid = InProcessGrid(app, 3, settings)
     for number, (context, data) in enumerate(zip(grid._contexts.values(), owners.data, strict=True)):
         state = str(tmp_path / f"state-{number}")
-        context.node_config |= {"data": data, "device": "cpu", "threads": 1, "state-dir": state}
+        context.node_config |= {"data": data, "device": "cpu", "threads": 1, "state-dir": state, "cross-site": True}
     run(grid, RunConfig.from_flat(settings))
     (expected,), (found,) = rows_of(here, "train"), rows_of(owners.output, "train")
     assert found["personalized_accuracy"] == expected["personalized_accuracy"]
@@ -150,6 +158,10 @@ def test_folders_and_files_of_owners_train_as_in_one_process(
     assert counts == [(0, 32, 8), (1, 60, 20)]
     file = Path("checkpoints") / "round-000001.npz"
     np.testing.assert_equal(read_arrays(owners.output / file)[0], read_arrays(here / file)[0])
+    matrix = CrossSite.read(owners.output)
+    assert matrix is not None
+    assert matrix == CrossSite.read(here)
+    assert (matrix.clients, matrix.samples) == ([0, 1], [8, 20])
 
 
 def test_a_folder_with_another_class_is_refused_by_number_and_the_others_go_on(owners: Owners) -> None:
