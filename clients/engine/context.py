@@ -12,7 +12,7 @@ from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.data.digests import Digests
 from hyperfl_flwr.data.federated_data import ClientData, FederatedData
 from hyperfl_flwr.data.registry import class_names
-from hyperfl_flwr.data.sample_format import title_of
+from hyperfl_flwr.data.sample_format import parse_window, title_of
 from hyperfl_flwr.metrics.classification import Scores
 from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.models.provenance import body_hash
@@ -152,6 +152,7 @@ def keep_model(context: ClientContext, tensors: Mapping[str, Tensor], server_rou
             std=tuple(context.std),
             classes=context.classes,
             body=body_hash(context.config.target, context.config.lpm.weights),
+            window=parse_window(context.config.data.window) or (),
         ),
         tensors={name: value.detach().cpu().numpy() for name, value in tensors.items()},
         trained_on=context.trained_on(),

@@ -8,7 +8,7 @@ from hyperfl_flwr.data.dataset import Dataset
 from hyperfl_flwr.data.federated_data import ClientData, normalised
 from hyperfl_flwr.data.grouped_split import AUTO
 from hyperfl_flwr.data.registry import load_dataset
-from hyperfl_flwr.data.sample_format import SampleFormat
+from hyperfl_flwr.data.sample_format import SampleFormat, window_of
 from hyperfl_flwr.data.sample_weights import EQUAL, Weighting
 from hyperfl_flwr.models.model_spec import TargetRecipe
 
@@ -20,6 +20,7 @@ def labelled_dataset(name: str, recipe: TargetRecipe, grouping: str = AUTO) -> D
         input_shape=(shape[0], shape[1], shape[2]) if len(shape) == 3 else None,
         classes=recipe.classes,
         normalisation=(recipe.mean, recipe.std),
+        window=window_of(recipe.window),
         grouping=grouping,
         has_owner=True,
     )

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from hyperfl_flwr.core.errors import ConfigError, DataError
 from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.data.sample_format import window_of
 from hyperfl_flwr.data.unlabelled import Unlabelled, read_unlabelled
 from hyperfl_flwr.metrics.predictions import batches
 from hyperfl_flwr.models.model_spec import Recipe
@@ -89,7 +90,7 @@ def samples_of(owner: NovelOwner, recipe: Recipe) -> Unlabelled:
             refuse_maximum(recipe.pooling)
         except ValueError as error:
             raise ConfigError(f"epsilon cannot be used with this run: {error}") from None
-    found = read_unlabelled(owner.data, recipe.input_shape)
+    found = read_unlabelled(owner.data, recipe.input_shape, window=window_of(recipe.window))
     if len(found) == 1 and owner.epsilon is not None:
         raise DataError(
             f"{owner.data} holds one sample: noise that hides the only sample leaves no information; give more "

@@ -132,7 +132,9 @@ def _recipe_of_nodes(run: Path, config: RunConfig, data: RunData) -> TargetRecip
         )
     mean, std = (part * (shape[0] // len(part)) for part in normalisation)  # one value may stand for all channels
     classes = sample_format.classes or data.classes or class_names("", data.num_classes or 0)
-    return TargetRecipe(target=config.target, input_shape=shape, mean=mean, std=std, classes=classes)
+    return TargetRecipe(
+        target=config.target, input_shape=shape, mean=mean, std=std, classes=classes, window=sample_format.window or ()
+    )
 
 
 def _recipe(config: RunConfig) -> TargetRecipe:
@@ -147,7 +149,9 @@ def _recipe(config: RunConfig) -> TargetRecipe:
         dataset = load_dataset(config.dataset, Path(config.data_root) if config.data_root else None, sample_format)
         shape, mean, std = dataset.input_shape, dataset.mean, dataset.std
         classes = dataset.classes or class_names(config.dataset, dataset.num_classes)
-    return TargetRecipe(target=config.target, input_shape=shape, mean=mean, std=std, classes=classes)
+    return TargetRecipe(
+        target=config.target, input_shape=shape, mean=mean, std=std, classes=classes, window=sample_format.window or ()
+    )
 
 
 def _no_federation(recipe: TargetRecipe) -> Federation:

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from pydantic import ValidationError, create_model, model_validator
 from pydantic_core import ErrorDetails
 
+from hyperfl_flwr.config.data import DataConfig
 from hyperfl_flwr.config.general import FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfig
 from hyperfl_flwr.config.pretrained import LpmConfig
 from hyperfl_flwr.config.privacy import PrivacyConfig, RecordPrivacyConfig
-from hyperfl_flwr.config.sections import AuditConfig, DataConfig, NovelConfig, PersonalizeConfig
+from hyperfl_flwr.config.sections import AuditConfig, NovelConfig, PersonalizeConfig
 from hyperfl_flwr.config.secure_sums import SecureSumConfig
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.settings import Section
 from hyperfl_flwr.core.similar_names import nearest
-from hyperfl_flwr.data.sample_format import SampleFormat, parse_classes, parse_normalisation, parse_shape
+from hyperfl_flwr.data.sample_format import SampleFormat, parse_classes, parse_normalisation, parse_shape, parse_window
 from hyperfl_flwr.data.sample_weights import Weighting
 from hyperfl_flwr.methods import METHODS, method_sections
 
@@ -196,6 +197,7 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
                 input_shape=parse_shape(self.data.input_shape),
                 classes=parse_classes(self.data.classes),
                 normalisation=parse_normalisation(self.data.normalisation),
+                window=parse_window(self.data.window),
                 grouping=self.data.group_by,
                 seed=self.data.seed,
             ),

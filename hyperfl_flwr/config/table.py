@@ -6,10 +6,11 @@ built-in methods are always in the table.
 
 from collections.abc import Mapping, Sequence
 
+from hyperfl_flwr.config.data import DataConfig
 from hyperfl_flwr.config.general import FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfig
 from hyperfl_flwr.config.pretrained import LpmConfig
 from hyperfl_flwr.config.privacy import PrivacyConfig, RecordPrivacyConfig
-from hyperfl_flwr.config.sections import AuditConfig, DataConfig, NovelConfig, PersonalizeConfig
+from hyperfl_flwr.config.sections import AuditConfig, NovelConfig, PersonalizeConfig
 from hyperfl_flwr.config.secure_sums import SecureSumConfig
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.settings import Section, Setting, declared

@@ -4,6 +4,7 @@ Custom data are an `.npz` file or a folder of images. The classes, the shape of 
 the same for all clients. If each client has only its own data, the settings must define them.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ class SampleFormat:
         input_shape: Shape (C, H, W) of images; images in folders are converted to it. None for the shape of the data.
         classes: Names of the classes 0..K-1; None for the classes of the data.
         normalisation: Mean and standard deviation, per channel or one for all; None for those of the data set.
+        window: Values that become black and white in grey images of more than 8 bits; None if there are no such images.
         grouping: What keeps samples together in one part, see `hyperfl_flwr.data.grouped_split`.
         seed: Seed of the split of a folder into training and test data.
         cache: Folder for decoded images; None for the user's cache folder.
@@ -42,6 +44,7 @@ class SampleFormat:
     input_shape: tuple[int, int, int] | None = None
     classes: tuple[str, ...] | None = None
     normalisation: Normalisation | None = None
+    window: tuple[float, float] | None = None
     grouping: str = "auto"
     seed: int = 0
     cache: Path | None = None
@@ -176,6 +179,27 @@ def parse_normalisation(text: str) -> Normalisation | None:
     raise ValueError(
         f"must be auto or MEAN/STD (one number or one per channel each, STD above 0), such as 0.13/0.31; got {text!r}"
     )
+
+
+def parse_window(text: str) -> tuple[float, float] | None:
+    """Parse the values that become black and white, such as 0/4095 or -1000/400; None for `auto`.
+
+    Raises:
+        ValueError: If the text is invalid, or the first value is not below the second.
+    """
+    if text == "auto":
+        return None
+    number = r"-?\d+(?:\.\d+)?(?:e-?\d+)?"
+    if match := re.fullmatch(f"({number})/({number})", text):
+        low, high = map(float, match.groups())
+        if -math.inf < low < high < math.inf:
+            return low, high
+    raise ValueError(f"must be auto or LOW/HIGH, two numbers of which the first is smaller; got {text!r}")
+
+
+def window_of(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the window in a description of a run's models, which is empty if there is none."""
+    return (values[0], values[1]) if values else None
 
 
 def normalisation_text(mean: Sequence[float], std: Sequence[float]) -> str:

@@ -15,8 +15,19 @@ import numpy.typing as npt
 
 from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.cache import fingerprint
-from hyperfl_flwr.data.sources.image_files import SUFFIXES, Shape, decode, describe_shape, files_below, is_image
+from hyperfl_flwr.data.sources.image_files import (
+    SUFFIXES,
+    Shape,
+    decode,
+    describe_shape,
+    files_below,
+    is_image,
+    window_needed,
+)
 from hyperfl_flwr.data.sources.npz import read_samples
+
+WINDOW = "the run was trained on images of 8 bits; convert these as its images were (their first has the values {})"
+"""What to do about images with more than 8 bits, where the run had no window."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,7 +51,12 @@ class Unlabelled:
 
 
 def read_unlabelled(
-    path: Path, input_shape: Sequence[int], *, convert: bool = False, labelled: bool = False
+    path: Path,
+    input_shape: Sequence[int],
+    *,
+    convert: bool = False,
+    labelled: bool = False,
+    window: tuple[float, float] | None = None,
 ) -> Unlabelled:
     """Read a folder of images or an `.npz` file; a second call in the same process returns the same object.
 
@@ -50,20 +66,28 @@ def read_unlabelled(
         convert: True to convert and resize images of a folder that have another shape, like `folder:` data with
             `data.input-shape`.
         labelled: True if the caller reads the labels separately, so that no note reports them as unused.
+        window: Values of grey images with more than 8 bits that become 0 and 1; None to refuse such images.
 
     Raises:
         DataError: If there are no samples, or if a sample cannot be read, has another shape, or has a value that is not
             finite.
     """
     files = files_below(path) if path.is_dir() else [path]
-    return _read(path, tuple(input_shape), convert, labelled, fingerprint([path, *files]))
+    return _read(path, tuple(input_shape), convert, labelled, window, fingerprint([path, *files]))
 
 
 @lru_cache(maxsize=1)
-def _read(path: Path, input_shape: tuple[int, ...], convert: bool, labelled: bool, _state: str) -> Unlabelled:
+def _read(
+    path: Path,
+    input_shape: tuple[int, ...],
+    convert: bool,
+    labelled: bool,
+    window: tuple[float, float] | None,
+    _state: str,
+) -> Unlabelled:
     """Read samples; `_state` is only a part of the cache key, so that changed files are read again."""
     if path.is_dir():
-        found = _read_folder(path, input_shape, convert=convert, labelled=labelled)
+        found = _read_folder(path, input_shape, convert=convert, labelled=labelled, window=window)
     else:
         found = _read_npz(path, input_shape, labelled=labelled)
     if broken := [name for name, fine in zip(found.names, _finite(found.samples), strict=True) if not fine]:
@@ -79,7 +103,9 @@ def _finite(samples: npt.NDArray[np.float32]) -> list[bool]:
     return [bool(np.isfinite(sample).all()) for sample in samples]
 
 
-def _read_folder(folder: Path, input_shape: tuple[int, ...], *, convert: bool, labelled: bool) -> Unlabelled:
+def _read_folder(
+    folder: Path, input_shape: tuple[int, ...], *, convert: bool, labelled: bool, window: tuple[float, float] | None
+) -> Unlabelled:
     files = files_below(folder)
     images = [path for path in files if is_image(path)]
     if len(input_shape) != 3:
@@ -97,7 +123,8 @@ def _read_folder(folder: Path, input_shape: tuple[int, ...], *, convert: bool, l
         notes.append(f"{len(files) - len(images)} files of {folder} are not images and are left out")
     if not labelled and any("/" in name for name in names):
         notes.append("images lie in folders below the given one; the names of these folders are not read as labels")
-    pixels = _pixels(folder, images, (input_shape[0], input_shape[1], input_shape[2]), convert=convert)
+    shape = (input_shape[0], input_shape[1], input_shape[2])
+    pixels = _pixels(folder, images, shape, convert=convert, window=window)
     return Unlabelled(
         column="file",
         names=tuple(names),
@@ -106,18 +133,22 @@ def _read_folder(folder: Path, input_shape: tuple[int, ...], *, convert: bool, l
     )
 
 
-def _pixels(folder: Path, paths: Sequence[Path], input_shape: Shape, *, convert: bool) -> npt.NDArray[np.uint8]:
+def _pixels(
+    folder: Path, paths: Sequence[Path], input_shape: Shape, *, convert: bool, window: tuple[float, float] | None
+) -> npt.NDArray[np.uint8]:
     """Read images [n, C, H, W]; checks all of them before refusing, so that the error counts all that do not fit."""
-    found, refused = decode(folder, paths, input_shape, convert=convert)
+    found, refused = decode(folder, paths, input_shape, convert=convert, window=window)
+    if problem := window_needed(folder, refused, len(paths), WINDOW):
+        raise DataError(problem)
     if refused and convert:
         raise DataError(
-            f"{folder}: images must have 8 bits per channel to be converted; {len(refused)} of {len(paths)} have more, "
-            f"the first is {refused[0]}; scale them to 8 bits in a way that suits their content"
+            f"{folder}: images must be grey or in colour with 8 bits per channel to be converted; {len(refused)} of "
+            f"{len(paths)} are not, the first is {refused[0].text}; convert them"
         )
     if refused:
         raise DataError(
             f"{folder}: images must have {describe_shape(input_shape)}, like those of the run; "
-            f"{len(refused)} of {len(paths)} do not, the first is {refused[0]}; convert them, as "
+            f"{len(refused)} of {len(paths)} do not, the first is {refused[0].text}; convert them, as "
             f"`hyperfl predict --convert` does"
         )
     return found

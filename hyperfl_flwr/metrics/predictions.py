@@ -15,6 +15,7 @@ from hyperfl_flwr.data.dataset import IntArray
 from hyperfl_flwr.data.digests import Digests, digests
 from hyperfl_flwr.data.federated_data import normalised
 from hyperfl_flwr.data.labels import labels_of
+from hyperfl_flwr.data.sample_format import window_of
 from hyperfl_flwr.data.unlabelled import Unlabelled, read_unlabelled
 from hyperfl_flwr.metrics.classification import Scores
 from hyperfl_flwr.models.model_spec import TargetRecipe
@@ -110,7 +111,7 @@ def predict(
         DataError: If there are no samples, or if a sample cannot be used.
         ConfigError: If the weights of a pre-trained body are missing, or others than in the training.
     """
-    found = read_unlabelled(data, recipe.input_shape, convert=convert, labelled=True)
+    found = read_unlabelled(data, recipe.input_shape, convert=convert, labelled=True, window=window_of(recipe.window))
     labels, note = labels_of(data, found, recipe.classes)
     refuse_other_body(recipe.target, recipe.body)
     target = recipe.new_target()

@@ -1,5 +1,6 @@
 """Specification of a run's models: public facts, equal for all clients, from which a network can be built."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -31,6 +32,7 @@ class TargetRecipe:
         std: Standard deviation of each channel or feature, above 0.
         classes: Names of the K classes.
         body: SHA-256 of the weights of a pre-trained body; empty for other networks.
+        window: Values of grey images with more than 8 bits that become 0 and 1; empty if the run had none.
     """
 
     target: str
@@ -39,6 +41,7 @@ class TargetRecipe:
     std: tuple[float, ...]
     classes: tuple[str, ...]
     body: str = ""
+    window: tuple[float, ...] = ()
 
     SIZES: ClassVar[str] = "shape and number of classes"
     """Description of `sizes` for error messages."""
@@ -85,6 +88,8 @@ class TargetRecipe:
             raise ValueError("names of classes must be printable strings")
         if not isinstance(self.body, str) or not re.fullmatch("([0-9a-f]{64})?", self.body):
             raise ValueError("body must be a hash of 64 hexadecimal digits, or empty")
+        if self.window and not (len(self.window) == 2 and -math.inf < self.window[0] < self.window[1] < math.inf):
+            raise ValueError("window must be two numbers, the first below the second, or empty")
         self.new_target()
 
     def sizes(self) -> tuple[int, ...]:

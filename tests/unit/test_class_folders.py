@@ -160,7 +160,12 @@ LISTED = SampleFormat(classes=("0", "1"))
         (
             lambda f: Image.fromarray(np.full((8, 8), 4095, np.uint16)).save(f / "2" / "x.png"),
             SHAPE,
-            ["8 bits per channel", "2/x.png, 8x8 with other channels (mode I;16)", "scale them to 8 bits"],
+            [
+                "1 of 6 images have more than 8 bits",
+                "2/x.png, 8x8 with 1 channel of more than 8 bits (mode I;16)",
+                "set data.window",
+                "are 4095/4095",
+            ],
         ),
         (
             lambda f: Image.new("L", (8, 8)).save(

@@ -134,7 +134,7 @@ def test_images_are_converted_on_request_only(model: Path, tmp_path: Path, call:
     assert Path("large.csv").read_text() == Path("small.csv").read_text()
     Image.fromarray(np.zeros((32, 32), np.uint16)).save(tmp_path / "large" / "1.png")
     code, _, err = call("predict", model, "--data", tmp_path / "large", "--convert", "-o", "deep.csv")
-    assert (code, "must have 8 bits per channel to be converted" in err) == (2, True)
+    assert (code, "the run was trained on images of 8 bits" in err) == (2, True)
 
 
 def test_bad_input(run: Path, model: Path, samples: tuple[np.ndarray, np.ndarray], call: Call) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -13,8 +14,9 @@ from PIL import Image
 
 from hyperfl_flwr.core.checked_files import MalformedFileError, refuse_excess
 from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.data.sources import dicom
 
-SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+SUFFIXES = frozenset({".bmp", dicom.SUFFIX, ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 """File name suffixes of images; upper case is accepted, too."""
 
 _MODES = {1: ("L", "1"), 3: ("RGB",)}
@@ -24,6 +26,12 @@ _CHANNELS = {"1": 1, "L": 1, "LA": 2, "RGB": 3, "YCbCr": 3, "HSV": 3, "LAB": 3, 
 
 _CONVERTIBLE = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 """Modes with 8 bits per channel; in modes with more bits, Pillow would clip values above 255."""
+
+_DEEP = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
+"""Grey modes with more than 8 bits, of which a window says which values are black and white."""
+
+Window = tuple[float, float]
+"""Values that become black and white, the first below the second; values outside are cut off."""
 
 Shape = tuple[int, int, int]
 """(channels, height, width)."""
@@ -84,9 +92,22 @@ def open_image(source: Path | IO[bytes], name: str) -> Iterator[Image.Image]:
         raise DataError(f"{name} must be an image, but reading it failed: {reason}; remove or replace it") from error
 
 
+@dataclass(frozen=True, kw_only=True)
+class Misfit:
+    """An image that does not have the required shape.
+
+    Attributes:
+        text: Its path, size and channels.
+        window: Its range of values as `LOW/HIGH`, if it has more than 8 bits and no window was given; otherwise empty.
+    """
+
+    text: str
+    window: str = ""
+
+
 def decode(
-    folder: Path, paths: Sequence[Path], input_shape: Shape | None, *, convert: bool
-) -> tuple[npt.NDArray[np.uint8], list[str]]:
+    folder: Path, paths: Sequence[Path], input_shape: Shape | None, *, convert: bool, window: Window | None = None
+) -> tuple[npt.NDArray[np.uint8], list[Misfit]]:
     """Decode images; checks all of them and returns which do not have the required shape.
 
     Args:
@@ -94,11 +115,10 @@ def decode(
         paths: The files, at least one.
         input_shape: Required shape; None for the shape of the first image.
         convert: True to convert the channels and resize images of another shape, without keeping their aspect ratio.
-            Images with more than 8 bits per channel are never converted, since their scale is unknown.
+        window: Window of grey images with more than 8 bits; without one they do not fit, since their scale is unknown.
 
     Returns:
-        The images uint8 [n, C, H, W], undefined for images that do not fit, and a description of each image that does
-        not fit.
+        The images uint8 [n, C, H, W], undefined for images that do not fit, and the images that do not fit.
 
     Raises:
         DataError: If a file is damaged or contains several images, or if the images do not fit into memory.
@@ -107,22 +127,65 @@ def decode(
     found: npt.NDArray[np.uint8] | None = None
     refused = []
     for number, path in enumerate(paths):
-        with open_image(path, str(path)) as image:
-            if (frames := getattr(image, "n_frames", 1)) > 1:
-                raise DataError(f"{path} must contain one image, got {frames}; store each in a separate file")
-            shape = input_shape or (1 if image.mode in _MODES[1] else 3, image.height, image.width)
+        with _opened(path) as opened:
+            image = windowed(opened, window) if window and opened.mode in _DEEP else opened
+            shape = input_shape or (1 if image.mode in (*_MODES[1], *_DEEP) else 3, image.height, image.width)
             input_shape = shape
             if found is None:
                 found = _allocate(folder, len(paths), shape)
             pixels = _pixels(image, shape, convert=convert)
             if pixels is None:
-                kind = f"{_CHANNELS.get(image.mode, 'other')} channels (mode {image.mode})"
-                refused.append(f"{path.relative_to(folder)}, {image.height}x{image.width} with {kind}")
+                refused.append(_misfit(path.relative_to(folder), image))
             else:
                 found[number] = pixels
     if found is None:
         raise ValueError("paths must have at least one file, got none")
     return found, refused
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """Open an image or a DICOM file, see `open_image`; it must have one frame."""
+    if path.suffix.lower() == dicom.SUFFIX:
+        yield dicom.open_dicom(path)
+        return
+    with open_image(path, str(path)) as image:
+        if (frames := getattr(image, "n_frames", 1)) > 1:
+            raise DataError(f"{path} must contain one image, got {frames}; store each in a separate file")
+        yield image
+
+
+def windowed(image: Image.Image, window: Window) -> Image.Image:
+    """Return a grey image with more than 8 bits in 8 bits: `window` becomes 0 to 255, values outside are cut off."""
+    low, high = window
+    shares = np.clip((np.asarray(image, np.float64) - low) / (high - low), 0, 1)
+    if image.info.get(dicom.INVERTED):
+        shares = 1 - shares
+    return Image.fromarray(np.rint(255 * np.nan_to_num(shares)).astype(np.uint8))
+
+
+def _misfit(name: Path, image: Image.Image) -> Misfit:
+    size = f"{name}, {image.height}x{image.width}"
+    if image.mode not in _DEEP:
+        return Misfit(text=f"{size} with {_CHANNELS.get(image.mode, 'other')} channels (mode {image.mode})")
+    low, high = image.getextrema()
+    return Misfit(text=f"{size} with 1 channel of more than 8 bits (mode {image.mode})", window=f"{low:g}/{high:g}")
+
+
+def window_needed(folder: Path, refused: Sequence[Misfit], count: int, remedy: str) -> str:
+    """Return the error for images of which some need a window; empty if none does.
+
+    Args:
+        folder: Folder of the images.
+        refused: Images that do not fit.
+        count: Number of all images.
+        remedy: What to do about it; `{}` in it becomes the range of values of the first image, as `LOW/HIGH`.
+    """
+    deep = [each for each in refused if each.window]
+    if not deep:
+        return ""
+    found = f"{folder}: {len(deep)} of {count} images have more than 8 bits, the first is {deep[0].text}"
+    return f"{found}; {remedy.format(deep[0].window)}"
 
 
 def _allocate(folder: Path, count: int, shape: Shape) -> npt.NDArray[np.uint8]:

@@ -33,7 +33,22 @@ from hyperfl_flwr.data.grouped_split import (
     split_groups,
 )
 from hyperfl_flwr.data.sample_format import HALF, SampleFormat
-from hyperfl_flwr.data.sources.image_files import SUFFIXES, Shape, decode, describe_shape, files_below, is_image
+from hyperfl_flwr.data.sources.image_files import (
+    SUFFIXES,
+    Misfit,
+    Shape,
+    decode,
+    describe_shape,
+    files_below,
+    is_image,
+    window_needed,
+)
+
+WINDOW = (
+    "set data.window to the values that are to become black and white, as LOW/HIGH (the first image's smallest and "
+    "largest are {})"
+)
+"""What to do about images with more than 8 bits."""
 
 Images = Mapping[str, Sequence[Path]]
 """Image files by the name of their class."""
@@ -222,40 +237,46 @@ def _split(path: Path, whole: Part, seed: int) -> dict[str, Part]:
 
 def _decoded(path: Path, files: Mapping[str, Sequence[Path]], sample_format: SampleFormat) -> Arrays:
     """Return the images of each part, from the cache if unchanged; deletes older states of the folder from it."""
-    form = repr((sample_format.input_shape, [len(paths) for paths in files.values()]))
+    form = repr((sample_format.input_shape, sample_format.window, [len(paths) for paths in files.values()]))
     family = f"folder-{hashlib.sha256(str(path).encode()).hexdigest()[:16]}-"
     state = fingerprint([file for paths in files.values() for file in paths])
     return load_or_build(
         f"{family}{hashlib.sha256(form.encode()).hexdigest()[:8]}-{state}",
-        lambda: _decode(path, files, sample_format.input_shape),
+        lambda: _decode(path, files, sample_format),
         [f"{part}_images" for part in files],
         base=sample_format.cache,
         family=family,
     )
 
 
-def _decode(path: Path, files: Mapping[str, Sequence[Path]], input_shape: Shape | None) -> Arrays:
+def _decode(path: Path, files: Mapping[str, Sequence[Path]], sample_format: SampleFormat) -> Arrays:
     """Decode the images of each part, all with the same shape."""
     arrays: dict[str, npt.NDArray[np.uint8]] = {}
-    shape = input_shape
+    given = sample_format.input_shape
+    shape = given
     for part, paths in files.items():
-        images, refused = decode(path, paths, shape, convert=input_shape is not None)
+        images, refused = decode(path, paths, shape, convert=given is not None, window=sample_format.window)
         shape = (images.shape[1], images.shape[2], images.shape[3])  # the first part decides it for the other one
         if refused:
-            raise DataError(_refusal(path, shape, refused, len(paths), given=input_shape is not None))
+            problem = window_needed(path, refused, len(paths), WINDOW) or _refusal(
+                path, shape, refused, len(paths), given=given is not None
+            )
+            raise DataError(
+                problem, public="its images do not fit data.input-shape and data.window, see the node's log"
+            )
         arrays[f"{part}_images"] = images
     return arrays
 
 
-def _refusal(path: Path, shape: Shape, refused: Sequence[str], count: int, *, given: bool) -> str:
+def _refusal(path: Path, shape: Shape, refused: Sequence[Misfit], count: int, *, given: bool) -> str:
     if given:
         return (
-            f"{path}: images must have 8 bits per channel to be converted; {len(refused)} of {count} have more, the "
-            f"first is {refused[0]}; scale them to 8 bits in a way that suits their content"
+            f"{path}: images must be grey or in colour with 8 bits per channel to be converted; {len(refused)} of "
+            f"{count} are not, the first is {refused[0].text}; convert them"
         )
     sized = f"data.input-shape={'x'.join(map(str, shape))}"
     return (
         f"{path}: all images must have the same size and channels as the first, {describe_shape(shape)}; "
-        f"{len(refused)} of {count} do not, the first is {refused[0]}; convert them, or set {sized} to convert and "
-        f"resize them automatically"
+        f"{len(refused)} of {count} do not, the first is {refused[0].text}; convert them, or set {sized} to convert "
+        f"and resize them automatically"
     )

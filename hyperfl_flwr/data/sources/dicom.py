@@ -1,0 +1,59 @@
+"""Open DICOM files (`.dcm`) as images, with pydicom (the optional extra `dicom`)."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from hyperfl_flwr.core.errors import DataError
+
+SUFFIX = ".dcm"
+
+INVERTED = "inverted"
+"""Key in an image's `info` if its smallest value is white (photometric interpretation MONOCHROME1)."""
+
+
+def open_dicom(path: Path) -> Image.Image:
+    """Return the image of a DICOM file.
+
+    Grey images are in the units of the file: stored values times rescale slope plus intercept, for example Hounsfield
+    units. Nothing but the pixels is read from the file, so no name of a patient.
+
+    Args:
+        path: The file; it must have one frame.
+
+    Returns:
+        A grey image in mode `F`, or a colour image in mode `RGB`.
+
+    Raises:
+        DataError: If pydicom is not installed, or the file has no image that it can decode.
+    """
+    try:
+        import pydicom
+        from pydicom.pixels.processing import convert_color_space
+    except ImportError:
+        raise DataError(
+            f"{path} is a DICOM file, which needs pydicom; install it with pip install 'hyperfl-flwr[dicom]'",
+            public="its DICOM files need pydicom (the extra dicom)",
+        ) from None
+    try:
+        found = pydicom.dcmread(path)
+        if (frames := int(found.get("NumberOfFrames") or 1)) > 1:
+            raise DataError(f"{path} must contain one image, got {frames}; store each in a separate file")
+        pixels, kind = found.pixel_array, str(found.PhotometricInterpretation)
+        if pixels.ndim == 3:
+            colours = pixels if kind == "RGB" else convert_color_space(pixels, kind, "RGB")
+            return Image.fromarray(np.ascontiguousarray(colours, dtype=np.uint8), "RGB")
+        if not kind.startswith("MONOCHROME"):
+            raise DataError(f"{path} must be a grey or colour image, got one of the kind {kind}; convert it")
+        slope, intercept = float(found.get("RescaleSlope", 1)), float(found.get("RescaleIntercept", 0))
+        image = Image.fromarray((pixels.astype(np.float64) * slope + intercept).astype(np.float32))
+    except DataError:
+        raise
+    except Exception as error:  # pydicom does not document which exceptions it raises for damaged files
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(
+            f"{path} must be a DICOM image, but reading it failed: {reason}; remove or replace it"
+        ) from error
+    image.info[INVERTED] = kind == "MONOCHROME1"
+    return image
