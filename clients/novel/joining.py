@@ -66,7 +66,7 @@ class JoiningNode:
 
     Attributes:
         node: The owner's settings.
-        data: The client's labelled data, `npz:FILE` or `folder:PATH`.
+        data: The client's labelled data, `npz:FILE`, `csv:FILE` or `folder:PATH`.
         output: Folder of the client's model.
     """
 

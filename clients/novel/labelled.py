@@ -36,7 +36,8 @@ def labelled_data(name: str, recipe: TargetRecipe, grouping: str = AUTO, weighti
     """Return all samples of a file or folder as the data of one client.
 
     Args:
-        name: `npz:FILE` or `folder:PATH`; the client trains on all training samples, and is tested on the others.
+        name: `npz:FILE`, `csv:FILE` or `folder:PATH`; the client trains on all training samples, and is tested on
+            the others.
         recipe: Input and classes of the run's models.
         grouping: What keeps samples together in one part, see `data.group-by`.
         weighting: How training samples are weighted.

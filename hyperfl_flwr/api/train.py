@@ -46,7 +46,7 @@ def run(
 
     Args:
         method: Name of the method.
-        dataset: Name of the data set, `npz:FILE` or `folder:PATH`.
+        dataset: Name of the data set, `npz:FILE`, `csv:FILE` or `folder:PATH`.
         model: The clients' network: a built-in target, or `package.module:factory`.
         num_clients: Number of clients N.
         num_rounds: Number of federated rounds.

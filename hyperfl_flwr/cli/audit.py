@@ -37,7 +37,8 @@ def run_audit(
         str | None, typer.Option(help="Training method (see `hyperfl methods`); default: hyperfl.")
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="Data set (see `hyperfl datasets`), npz:FILE or folder:PATH; default: digits.")
+        str | None,
+        typer.Option(help="Data set (see `hyperfl datasets`), npz:FILE, csv:FILE or folder:PATH; default: digits."),
     ] = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: your cache folder.")] = None,
     attacks: Annotated[

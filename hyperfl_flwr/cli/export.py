@@ -78,7 +78,7 @@ def changes_of(data_root: Path | None, weights: Path | None = None) -> dict[str,
 @exports.command("join")
 def run_join(
     source: Annotated[Path, typer.Argument(help="Folder of a run, or a file of `hyperfl export --shared`.")],
-    data: Annotated[str, typer.Option(help="The new client's labelled data: npz:FILE or folder:PATH.")] = "",
+    data: Annotated[str, typer.Option(help="The new client's labelled data: npz:FILE, csv:FILE or folder:PATH.")] = "",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the result, new or empty.")] = None,
     deployment: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Let the nodes of this deployment with join-data join.")
@@ -118,8 +118,8 @@ def run_join(
     if output is None:
         raise ConfigError("no output folder given; use --output, or --deployment DIR")
     kind, colon, path = data.partition(":")
-    if kind not in ("npz", "folder") or not colon:
-        raise ConfigError(f"--data must be npz:FILE or folder:PATH, got {data!r}")
+    if kind not in ("npz", "csv", "folder") or not colon:
+        raise ConfigError(f"--data must be npz:FILE, csv:FILE or folder:PATH, got {data!r}")
     name = f"{kind}:{Path(path).expanduser().absolute()}"
     try:
         grouping = parse_grouping(group_by)

@@ -81,7 +81,7 @@ RayAddressOption = Annotated[
 def run(
     method: Annotated[str | None, typer.Option(help="Training method (see `hyperfl methods`).")] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="Data set (see `hyperfl datasets`), npz:FILE or folder:PATH.")
+        str | None, typer.Option(help="Data set (see `hyperfl datasets`), npz:FILE, csv:FILE or folder:PATH.")
     ] = None,
     model: Annotated[
         str | None,

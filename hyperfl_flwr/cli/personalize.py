@@ -22,7 +22,9 @@ personal = typer.Typer()
 @personal.command("personalize")
 def run_personalize(
     run_directory: Annotated[Path, typer.Argument(help="Folder of an it-pfl run, finished or with a checkpoint.")],
-    data: Annotated[Path | None, typer.Option(help="Folder of images or an .npz file; labels are not read.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of images, an .npz or a .csv file; labels are not read.")
+    ] = None,
     deployment: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Create models for the novel clients on this deployment's nodes.")
     ] = None,
@@ -49,7 +51,9 @@ def run_personalize(
         _serve_nodes(deployment, run_directory.absolute(), verbose=verbose)
         return
     if data is None:
-        raise ConfigError("no data given; use --data with a folder of images or an .npz file, or --deployment DIR")
+        raise ConfigError(
+            "no data given; use --data with a folder of images, an .npz or a .csv file, or --deployment DIR"
+        )
     from clients.novel.on_demand import PREDICTIONS, NovelOwner
     from hyperfl_flwr.core.device import resolve_device
     from hyperfl_flwr.models.standalone import PARAMETERS, SCRIPT

@@ -31,7 +31,10 @@ def run_predict(
         Path, typer.Argument(help="An exported model (file or folder), the folder of a run, or a node's state-dir.")
     ],
     data: Annotated[
-        str, typer.Option(help="Folder of images or an .npz file; the prefixes folder: and npz: are optional.")
+        str,
+        typer.Option(
+            help="Folder of images, an .npz or a .csv file; the prefixes folder:, npz: and csv: are optional."
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="CSV file to write.")] = Path("predictions.csv"),
     client: Client = None,
@@ -64,7 +67,7 @@ def run_predict(
         err.print(str(found), markup=False)
     if weights is not None:
         use_weights(str(changes_of(None, weights)["lpm.weights"]))
-    samples = Path(data.removeprefix("npz:").removeprefix("folder:")).expanduser().absolute()
+    samples = Path(data.removeprefix("npz:").removeprefix("csv:").removeprefix("folder:")).expanduser().absolute()
     found_classes = predict(tensors, recipe, samples, resolve_device(device), convert=convert, trained_on=trained_on)
     for note in found_classes.notes:
         err.print(f"note: {note}", markup=False)

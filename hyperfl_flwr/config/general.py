@@ -23,7 +23,14 @@ from hyperfl_flwr.core.settings import (
 )
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.core.user_code import is_user_code
-from hyperfl_flwr.data.sample_format import FOLDER_PREFIX, NPZ_PREFIX, is_local_data, local_data_path, path_hint
+from hyperfl_flwr.data.sample_format import (
+    CSV_PREFIX,
+    FOLDER_PREFIX,
+    NPZ_PREFIX,
+    is_local_data,
+    local_data_path,
+    path_hint,
+)
 from hyperfl_flwr.data.sample_weights import parse_class_weights
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.pretrained.names import NAMED, is_pretrained, parse
@@ -48,7 +55,7 @@ class FederationConfig(Section):
     dataset: str = setting(
         "digits",
         "The data set: a name, or a file or folder of yours. A relative path is looked up in `data-root`.",
-        values="one of `hyperfl datasets`, `npz:FILE`, `folder:PATH`",
+        values="one of `hyperfl datasets`, `npz:FILE`, `csv:FILE`, `folder:PATH`",
     )
     target: str = setting(
         "cnn",
@@ -151,11 +158,13 @@ class FederationConfig(Section):
 
         if not is_local_data(value):
             if hint := path_hint(value):
-                raise ValueError(f"must be the name of a data set, npz:FILE or folder:PATH; got {value!r}{hint}")
+                raise ValueError(
+                    f"must be the name of a data set, npz:FILE, csv:FILE or folder:PATH; got {value!r}{hint}"
+                )
             return _check_known(value, DATASETS)
         # The path itself is checked on loading: data-root, where it is looked up, may differ from node to node.
         if str(local_data_path(value)) in (".", "PATH"):
-            requirement = f"must name a file after {NPZ_PREFIX} or a folder after {FOLDER_PREFIX}"
+            requirement = f"must name a file after {NPZ_PREFIX} or {CSV_PREFIX}, or a folder after {FOLDER_PREFIX}"
             raise ValueError(f"{requirement}, absolute or in data-root; got {value!r}")
         return value
 

@@ -70,7 +70,7 @@ class NodeConfig(Section):
     data: str = setting(
         "",
         "The node's data. Not given: the data set that the run names, which must not be a file or folder.",
-        values="`npz:FILE`, `folder:PATH`, one of `hyperfl datasets`",
+        values="`npz:FILE`, `csv:FILE`, `folder:PATH`, one of `hyperfl datasets`",
     )
     data_root: str = setting(
         "",
@@ -167,7 +167,7 @@ class NodeConfig(Section):
     join_data: str = setting(
         "",
         "Labelled data of a client that joins a finished run of `pfedhn` or `it-pfl`; needs `novel-output`.",
-        values="`npz:FILE`, `folder:PATH`",
+        values="`npz:FILE`, `csv:FILE`, `folder:PATH`",
     )
     simulated: bool = False
 

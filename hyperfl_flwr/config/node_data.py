@@ -11,7 +11,7 @@ def owners_data(value: str, context: Mapping[str, Any] | None) -> str:
     """Return the name of an owner's data with an absolute path; an empty text names none.
 
     Args:
-        value: `npz:FILE`, `folder:PATH` or the name of a data set.
+        value: `npz:FILE`, `csv:FILE`, `folder:PATH` or the name of a data set.
         context: The validation context; its `folder`, if any, is where relative paths start.
 
     Raises:
@@ -19,7 +19,7 @@ def owners_data(value: str, context: Mapping[str, Any] | None) -> str:
     """
     if is_local_data(value):
         if str(local_data_path(value)) in (".", "PATH"):
-            raise ValueError(f"must name a file after npz: or a folder after folder:; got {value!r}")
+            raise ValueError(f"must name a file after npz: or csv:, or a folder after folder:; got {value!r}")
         kind, _, path = value.partition(":")
         return f"{kind}:{placed(path, context)}"
     if value:
@@ -27,5 +27,5 @@ def owners_data(value: str, context: Mapping[str, Any] | None) -> str:
 
         if value not in DATASETS:
             hint = path_hint(value) or nearest(value, DATASETS) or f"; for a folder of images write folder:{value}"
-            raise ValueError(f"must be npz:FILE, folder:PATH or a data set; got {value!r}{hint}")
+            raise ValueError(f"must be npz:FILE, csv:FILE, folder:PATH or a data set; got {value!r}{hint}")
     return value

@@ -7,6 +7,7 @@ import numpy as np
 
 from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.dataset import IntArray
+from hyperfl_flwr.data.sources.csv_table import LABEL, SUFFIX, class_numbers_of, read_table
 from hyperfl_flwr.data.sources.npz import read_labels
 from hyperfl_flwr.data.unlabelled import Unlabelled
 
@@ -16,13 +17,16 @@ def labels_of(path: Path, found: Unlabelled, classes: Sequence[str]) -> tuple[In
 
     Args:
         path: A folder of images, with folders that may be named after classes, or an `.npz` file, which may have the
-            key `labels`.
+            key `labels`, or a CSV file, which may have the column `label`.
         found: The samples read from it.
         classes: Names of the classes 0..K-1.
 
     Raises:
         DataError: If the labels in a file are not classes.
     """
+    if path.suffix == SUFFIX:
+        table = read_table(path)
+        return (class_numbers_of(path, table, classes) if LABEL in table.columns else None), ""
     if not path.is_dir():
         labels = read_labels(path, len(found))
         if labels is not None and labels.max() >= len(classes):

@@ -16,6 +16,7 @@ from hyperfl_flwr.data.grouped_split import AUTO, NONE
 from hyperfl_flwr.data.sample_format import UNCHANGED, SampleFormat, agreed, is_local_data, located, placeholder_of
 from hyperfl_flwr.data.sources import torchvision
 from hyperfl_flwr.data.sources.cinic10 import CINIC10
+from hyperfl_flwr.data.sources.csv_table import read_csv
 from hyperfl_flwr.data.sources.digits import DIGITS
 from hyperfl_flwr.data.sources.image_folder import read_class_folders, state_of
 from hyperfl_flwr.data.sources.npz import read_npz
@@ -40,6 +41,9 @@ DATASETS: dict[str, DatasetSpec] = {
     "npz:PATH": _local(
         "your own data: images or features, labels, optionally clients and test_*, in a numpy .npz file"
     ),
+    "csv:PATH": _local(
+        "your own table: a column label, columns of numbers, optionally client, group, weight and split"
+    ),
     "folder:PATH": _local("your own images: a folder for each class, or train and test with folders of the classes"),
 }
 """All data sets by name."""
@@ -60,8 +64,8 @@ def load_dataset(name: str, data_root: Path | None = None, sample_format: Sample
     """Load a data set; further calls in the same process return the same object.
 
     Args:
-        name: A name from `DATASETS`, ``npz:PATH`` or ``folder:PATH``. A relative PATH is resolved in `data_root`, never
-            in the working directory, which may differ between the processes of a run.
+        name: A name from `DATASETS`, ``npz:PATH``, ``csv:PATH`` or ``folder:PATH``. A relative PATH is resolved in
+            `data_root`, never in the working directory, which may differ between the processes of a run.
         data_root: Folder of the data sets; None for `default_data_root`, in which relative paths are not resolved.
             Missing data sets of torchvision are downloaded to it.
         sample_format: The federation's agreement on the samples.
@@ -89,6 +93,8 @@ def _load(name: str, location: Path, _state: str, sample_format: SampleFormat) -
     kind = placeholder_of(name)
     if kind == "npz:PATH":
         dataset = read_npz(name, location, sample_format.grouping)
+    elif kind == "csv:PATH":
+        dataset = read_csv(name, location, sample_format)
     elif kind == "folder:PATH":
         dataset = read_class_folders(name, location, sample_format)
     elif sample_format.grouping not in (AUTO, NONE):

@@ -1,7 +1,7 @@
 """The federation's agreement on the format of samples, and the names of custom data sets.
 
-Custom data are an `.npz` file or a folder of images. The classes, the shape of a sample and the normalisation must be
-the same for all clients. If each client has only its own data, the settings must define them.
+Custom data are an `.npz` file, a CSV file or a folder of images. The classes, the shape of a sample and the
+normalisation must be the same for all clients. If each client has only its own data, the settings must define them.
 """
 
 import math
@@ -15,8 +15,9 @@ from hyperfl_flwr.data.dataset import Dataset
 
 NPZ_PREFIX = "npz:"
 FOLDER_PREFIX = "folder:"
+CSV_PREFIX = "csv:"
 
-LOCAL_DATA = (f"{NPZ_PREFIX}PATH", f"{FOLDER_PREFIX}PATH")
+LOCAL_DATA = (f"{NPZ_PREFIX}PATH", f"{CSV_PREFIX}PATH", f"{FOLDER_PREFIX}PATH")
 """Placeholders of custom data in tables of data sets."""
 
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
@@ -56,7 +57,7 @@ UNCHANGED = SampleFormat()
 
 
 def placeholder_of(name: str) -> str:
-    """Return the key of a data set in `DATASETS`: its name, or `npz:PATH` or `folder:PATH` for custom data."""
+    """Return the key of a data set in `DATASETS`: its name, or one of `LOCAL_DATA` for custom data."""
     return next((own for own in LOCAL_DATA if name.startswith(own.removesuffix("PATH"))), name)
 
 
@@ -90,7 +91,7 @@ def path_hint(name: str) -> str:
     """
     if not re.search(r"[/\\.]|^~", name):
         return ""
-    prefix = NPZ_PREFIX if name.endswith(".npz") else FOLDER_PREFIX
+    prefix = {".npz": NPZ_PREFIX, ".csv": CSV_PREFIX}.get(Path(name).suffix, FOLDER_PREFIX)
     return f"; for data of your own write {prefix}{name}"
 
 

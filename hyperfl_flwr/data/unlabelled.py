@@ -1,4 +1,4 @@
-"""Read custom samples without labels from a folder of images or an `.npz` file.
+"""Read custom samples without labels from a folder of images, an `.npz` or a CSV file.
 
 A folder is searched recursively; the names of its folders are not read as labels. Images must have the size and the
 channels of the images that the models were trained on; they are resized or converted only on request. In an `.npz`
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.cache import fingerprint
+from hyperfl_flwr.data.sources.csv_table import SUFFIX, read_table
 from hyperfl_flwr.data.sources.image_files import (
     SUFFIXES,
     Shape,
@@ -86,7 +87,9 @@ def _read(
     _state: str,
 ) -> Unlabelled:
     """Read samples; `_state` is only a part of the cache key, so that changed files are read again."""
-    if path.is_dir():
+    if path.suffix == SUFFIX:
+        found = _read_csv(path, input_shape)
+    elif path.is_dir():
         found = _read_folder(path, input_shape, convert=convert, labelled=labelled, window=window)
     else:
         found = _read_npz(path, input_shape, labelled=labelled)
@@ -154,9 +157,21 @@ def _pixels(
     return found
 
 
+def _read_csv(path: Path, input_shape: tuple[int, ...]) -> Unlabelled:
+    table = read_table(path)
+    if table.features.shape[1:] != input_shape:
+        raise DataError(
+            f"{path}: samples must have the shape {_shape(input_shape)}, like those of the run, got "
+            f"{table.features.shape[1]} columns of numbers; give the columns of the run, in its order"
+        )
+    return Unlabelled(
+        column="index", names=tuple(map(str, range(len(table.features)))), samples=table.features, notes=()
+    )
+
+
 def _read_npz(path: Path, input_shape: tuple[int, ...], *, labelled: bool) -> Unlabelled:
     if path.suffix != ".npz":
-        problem = "is neither a folder nor an .npz file" if path.exists() else "does not exist"
+        problem = "is neither a folder nor an .npz or .csv file" if path.exists() else "does not exist"
         raise DataError(f"{path} {problem}; give a folder of images or an .npz file")
     samples, others = read_samples(path)
     if samples.shape[1:] != input_shape:

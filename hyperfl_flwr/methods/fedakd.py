@@ -14,8 +14,8 @@ class FedAKDConfig(Section):
 
     unlabelled: str = setting(
         "noise",
-        "The public samples, which every client has: `noise`, or the name of a data set, `npz:FILE` or `folder:PATH`, "
-        "of which labels are not used. Samples must have the shape of the clients'.",
+        "The public samples, which every client has: `noise`, or the name of a data set, `npz:FILE`, "
+        "`csv:FILE` or `folder:PATH`, of which labels are not used. Samples must have the shape of the clients'.",
         values="`noise`, a data set",
     )
     samples: NonNegative = setting(200, "Number of public samples; 0 exchanges nothing, which is `local`.")

@@ -14,8 +14,8 @@ class FedDFConfig(Section):
 
     unlabelled: str = setting(
         "noise",
-        "The server's unlabelled samples: `noise`, or the name of a data set, `npz:FILE` or `folder:PATH`, of which "
-        "labels are not used. Samples must have the shape of the clients'.",
+        "The server's unlabelled samples: `noise`, or the name of a data set, `npz:FILE`, `csv:FILE` or "
+        "`folder:PATH`, of which labels are not used. Samples must have the shape of the clients'.",
         values="`noise`, a data set",
     )
     steps: NonNegative = setting(200, "Number of distillation steps in each round; 0 is `fedavg`.")

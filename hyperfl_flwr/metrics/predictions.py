@@ -97,7 +97,7 @@ def predict(
     convert: bool = False,
     trained_on: Digests | None = None,
 ) -> Predictions:
-    """Predict all samples of a folder of images or of an `.npz` file.
+    """Predict all samples of a folder of images, or of an `.npz` or CSV file.
 
     Args:
         tensors: Parameters of the target network by name.

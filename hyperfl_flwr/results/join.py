@@ -174,7 +174,8 @@ def join(
 
     Args:
         shared: Shared parameters of the run to join.
-        dataset: `npz:FILE` or `folder:PATH`; the client trains on all training samples, and is tested on the others.
+        dataset: `npz:FILE`, `csv:FILE` or `folder:PATH`; the client trains on all training samples, and is tested on
+            the others.
         output: Folder of the result, new or empty.
         rounds: Number of local rounds.
         device: Device for training.

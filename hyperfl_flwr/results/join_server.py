@@ -75,7 +75,8 @@ def join_with_server(
 
     Args:
         run: Folder of the trained run; nothing in it is changed.
-        dataset: `npz:FILE` or `folder:PATH`; the client trains on all training samples, and is tested on the others.
+        dataset: `npz:FILE`, `csv:FILE` or `folder:PATH`; the client trains on all training samples, and is tested on
+            the others.
         output: Folder of the result, new or empty.
         rounds: Number of steps of the embedding.
         device: Device for training.

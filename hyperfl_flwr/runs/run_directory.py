@@ -270,5 +270,7 @@ def new_run_name(method: str, dataset: str, seed: int) -> str:
         dataset: The setting `dataset`; `DEPLOYMENT` if the nodes' owners may choose other data.
         seed: The setting `seed`.
     """
-    data = local_data_path(dataset).name.removesuffix(".npz") if is_local_data(dataset) else dataset
+    data = (
+        local_data_path(dataset).name.removesuffix(".npz").removesuffix(".csv") if is_local_data(dataset) else dataset
+    )
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{method}-{data}-seed{seed}-{secrets.token_hex(2)}"

@@ -71,7 +71,11 @@ def read_npz(name: str, path: Path, grouping: str = AUTO) -> Dataset:
     Raises:
         DataError: If the file is missing, is not an `.npz` file, or has invalid content.
     """
-    arrays = _read_arrays(path)
+    return dataset_of(_read_arrays(path), name, path, grouping)
+
+
+def dataset_of(arrays: RawArrays, name: str, path: Path, grouping: str) -> Dataset:
+    """Return the data set that the arrays of a file are; arguments and errors as `read_npz`."""
     if grouping not in (AUTO, NONE):
         raise wrong(path, f"data.group-by = {grouping!r} is for folders", "store the key groups, and set it to auto")
     if grouping == NONE:

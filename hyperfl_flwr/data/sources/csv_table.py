@@ -1,0 +1,202 @@
+"""Read a table of numbers from a CSV file, with a header and a row per sample.
+
+==========================  ===========================================================================================
+column                      content
+==========================  ===========================================================================================
+`label`                     the class: any text; not needed where labels are not read
+`client` (optional)         the client of each sample
+`group` (optional)          the group of each sample, such as a patient; a group is in one part only
+`weight` (optional)         the weight of each training sample, a number of at least 0
+`split` (optional)          `train` or `test`; without it a quarter becomes the test data, as in an `.npz` file
+all others                  the features, finite numbers, in the order of the columns
+==========================  ===========================================================================================
+
+Fields are separated by commas, semicolons or tabs, whichever the header has. The rules are those of an `.npz` file with
+features, see `hyperfl_flwr.data.sources.npz`.
+"""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from hyperfl_flwr.core.checked_files import MalformedFileError, refuse_excess
+from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.data.dataset import Dataset, IntArray
+from hyperfl_flwr.data.sample_format import SampleFormat
+from hyperfl_flwr.data.sources.npz import dataset_of
+from hyperfl_flwr.data.sources.npz_columns import wrong
+
+SUFFIX = ".csv"
+
+LABEL, CLIENT, GROUP, WEIGHT, SPLIT = "label", "client", "group", "weight", "split"
+_RESERVED = (LABEL, CLIENT, GROUP, WEIGHT, SPLIT)
+_SEPARATORS = (";", "\t", ",")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Table:
+    """The content of a CSV file.
+
+    Attributes:
+        features: Numbers [n, D], float32, finite.
+        names: Names of the features [D].
+        columns: The texts [n] of the other columns, by name.
+    """
+
+    features: npt.NDArray[np.float32]
+    names: tuple[str, ...]
+    columns: dict[str, npt.NDArray[np.str_]]
+
+
+def read_table(path: Path) -> Table:
+    """Read a CSV file.
+
+    Raises:
+        DataError: If it cannot be read, its rows differ in length, a column has no name or is there twice, or a feature
+            is not a finite number.
+    """
+    rows = _rows(path)
+    if len(rows) < 2:
+        raise wrong(path, f"must have a header and a row per sample, got {len(rows)} lines", "add them")
+    header = [name.strip() for name in rows[0]]
+    named = [name for name in header if name]
+    if len(named) < len(header) or len(set(named)) < len(named):
+        raise wrong(path, f"every column must have a name of its own, got {', '.join(header)}", "rename them")
+    if short := next((number for number, row in enumerate(rows) if len(row) != len(header)), None):
+        raise wrong(path, f"row {short} has {len(rows[short])} fields, the header {len(header)}", "repair it")
+    texts = np.array(rows[1:], dtype=str)
+    features = [number for number, name in enumerate(header) if name not in _RESERVED]
+    if not features:
+        raise wrong(path, f"must have columns of numbers besides {', '.join(header)}", "add the features")
+    return Table(
+        features=_numbers(texts[:, features], [header[number] for number in features], path).astype(np.float32),
+        names=tuple(header[number] for number in features),
+        columns={name: np.char.strip(texts[:, header.index(name)]) for name in _RESERVED if name in header},
+    )
+
+
+def read_csv(name: str, path: Path, sample_format: SampleFormat) -> Dataset:
+    """Read a data set of feature vectors from a CSV file.
+
+    Args:
+        name: The data set's name.
+        path: The file; see the module's docstring for its contents.
+        sample_format: Agreed classes, and `auto` or `none` for the groups.
+
+    Returns:
+        The data set, without recommended sizes, normalised by its training samples. The classes are those agreed on, or
+        the texts in `label`: in the order of their numbers if all are whole numbers, otherwise as texts.
+
+    Raises:
+        DataError: If the file is missing or has invalid content, or a class that was not agreed on.
+    """
+    table = read_table(path)
+    if LABEL not in table.columns:
+        raise wrong(path, f"must have a column {LABEL}, got {', '.join((*table.names, *table.columns))}", "add it")
+    classes = sample_format.classes or _classes(table.columns[LABEL])
+    if len(classes) < 2:
+        text = f"must have two or more classes in {LABEL}, got only {classes[0]}"
+        raise wrong(path, text, "add some, or list them in data.classes")
+    arrays: dict[str, npt.NDArray[np.generic]] = {"features": table.features}
+    arrays["labels"] = class_numbers_of(path, table, classes)
+    for column, key in ((CLIENT, "clients"), (GROUP, "groups")):
+        if column in table.columns:
+            arrays[key] = table.columns[column]
+    if WEIGHT in table.columns:
+        arrays["weights"] = _numbers(table.columns[WEIGHT][:, None], [WEIGHT], path)[:, 0]
+    if SPLIT in table.columns:
+        arrays = _divided(arrays, table.columns[SPLIT], path)
+    found = dataset_of(arrays, name, path, sample_format.grouping)
+    return replace(found, num_classes=len(classes), classes=classes)
+
+
+def class_numbers_of(path: Path, table: Table, classes: Sequence[str]) -> IntArray:
+    """Return the numbers of the classes in the column `label` [n].
+
+    Args:
+        path: The file, for errors.
+        table: Its content.
+        classes: Names of the classes 0..K-1.
+
+    Raises:
+        DataError: If a label is none of them.
+    """
+    known = {name: number for number, name in enumerate(classes)}
+    if unknown := sorted(set(table.columns[LABEL].tolist()) - set(known)):
+        raise DataError(
+            f"{path}: {LABEL} must be one of {', '.join(classes)}, but {len(unknown)} others occur, such as "
+            f"{unknown[0]!r}; rename or remove them, or add the classes for the whole federation",
+            public=f"{len(unknown)} of its classes are not in data.classes, see the node's log",
+        )
+    return np.array([known[label] for label in table.columns[LABEL].tolist()], dtype=np.int64)
+
+
+def _rows(path: Path) -> list[list[str]]:
+    """Return the fields of all lines that are not empty."""
+    if not path.is_file():
+        raise wrong(path, "must be an existing CSV file", "check the path after csv:")
+    try:
+        refuse_excess(20 * path.stat().st_size)  # of Python's texts
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            first = file.readline()
+            file.seek(0)
+            separator = max(_SEPARATORS, key=first.count)
+            return [row for row in csv.reader(file, delimiter=separator, strict=True) if row]
+    except (OSError, UnicodeDecodeError, csv.Error, MalformedFileError) as error:
+        raise wrong(path, f"must be a CSV file in UTF-8, but {error}", "save it as one") from error
+
+
+def _numbers(texts: npt.NDArray[np.str_], names: Sequence[str], path: Path) -> npt.NDArray[np.float64]:
+    """Convert the texts [n, D] of columns to finite numbers."""
+    try:
+        found = texts.astype(np.float64)
+    except ValueError:
+        found = np.array([[_number(text) for text in row] for row in texts.tolist()])
+    with np.errstate(over="ignore"):  # values too large for float32 become infinite and are reported
+        broken = np.argwhere(~np.isfinite(found.astype(np.float32)))
+    if len(broken):
+        row, column = broken[0]
+        raise wrong(
+            path,
+            f"the column {names[column]} must have finite numbers, but {len(broken)} fields of the file are none, the "
+            f"first is {str(texts[row, column])!r} in sample {row + 1}",
+            "fill or remove them, or drop the column; texts become numbers by a column for each value",
+        )
+    return found
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+def _classes(labels: npt.NDArray[np.str_]) -> tuple[str, ...]:
+    names = sorted(set(labels.tolist()))
+    try:
+        return tuple(sorted(names, key=int))
+    except ValueError:
+        return tuple(names)
+
+
+def _divided(
+    arrays: dict[str, npt.NDArray[np.generic]], split: npt.NDArray[np.str_], path: Path
+) -> dict[str, npt.NDArray[np.generic]]:
+    """Divide arrays by the column `split`, into the keys of an `.npz` file with test data."""
+    kinds = set(split.tolist())
+    if kinds != {"train", "test"}:
+        raise wrong(
+            path, f"{SPLIT} must be train or test, both at least once, got {', '.join(sorted(kinds))}", "fix it"
+        )
+    parts = {"": split == "train", "test_": split == "test"}
+    return {
+        f"{prefix}{key}": array[chosen]
+        for prefix, chosen in parts.items()
+        for key, array in arrays.items()
+        if not (prefix and key == "weights")
+    }

@@ -1,0 +1,159 @@
+"""Tables of the user in CSV files: accepted contents, how they are read, and one clear error for everything else."""
+
+import json
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_breast_cancer
+
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.core.errors import ConfigError, DataError
+from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.data.registry import load_dataset
+from hyperfl_flwr.data.sample_format import SampleFormat
+from hyperfl_flwr.data.sources.csv_table import read_table
+
+ROWS = ["age,label,size", *(f"{number},{'sick' if number % 2 else 'calm'},{number / 4}" for number in range(12))]
+
+
+def write(tmp_path, rows, name="own.csv", encoding="utf-8"):
+    (tmp_path / name).write_text("\n".join(rows) + "\n", encoding=encoding)
+    return tmp_path / name
+
+
+def load(tmp_path, rows, **changes):
+    return load_dataset(f"csv:{write(tmp_path, rows)}", None, SampleFormat(**changes))
+
+
+def test_columns_of_numbers_are_features_in_their_order(tmp_path):
+    dataset = load(tmp_path, ROWS)
+    assert (dataset.num_classes, dataset.classes, dataset.input_shape) == (2, ("calm", "sick"), (2,))
+    every = np.concatenate([dataset.train.images, dataset.test.images])
+    np.testing.assert_array_equal(every[np.argsort(every[:, 0])], [[n, n / 4] for n in range(12)])
+    for part in (dataset.train, dataset.test):
+        np.testing.assert_array_equal(part.labels, part.images[:, 0] % 2)
+    assert np.bincount(dataset.test.labels).tolist() == [2, 2]  # a quarter of each class, as of an npz file
+    assert dataset.mean == pytest.approx(dataset.train.images.mean(axis=0))
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_other_separators_and_marks_give_the_same_data(separator, encoding, tmp_path):
+    usual = read_table(write(tmp_path, ROWS))
+    rows = [row.replace(",", separator) for row in [*ROWS[:3], "", *ROWS[3:]]]
+    other = read_table(write(tmp_path, rows, "other.csv", encoding))
+    np.testing.assert_array_equal(usual.features, other.features)
+    assert usual.names == other.names == ("age", "size")
+    np.testing.assert_array_equal(usual.columns["label"], other.columns["label"])
+
+
+def test_whole_numbers_as_classes_are_in_numerical_order(tmp_path):
+    rows = ["label,x", *(f"{label},{number}" for number, label in enumerate(["10", "2", "10", "2", "1", "1"]))]
+    assert load(tmp_path, rows).classes == ("1", "2", "10")
+
+
+def test_agreed_classes_give_the_numbers(tmp_path):
+    dataset = load(tmp_path, ROWS, classes=("sick", "other", "calm"))
+    assert (dataset.num_classes, set(dataset.train.labels)) == (3, {0, 2})
+    with pytest.raises(
+        DataError, match="label must be one of calm, dead, but 1 others occur, such as 'sick'"
+    ) as caught:
+        load(tmp_path, ROWS, classes=("calm", "dead"))
+    assert "sick" not in caught.value.public
+
+
+def test_clients_groups_weights_and_split_are_those_of_an_npz_file(tmp_path):
+    rows = ["label,client,group,weight,split,x"]
+    rows += [f"{n % 2},{'b' if n < 10 else 'a'},p{n},{n},{'test' if n % 5 == 0 else 'train'},{n}" for n in range(20)]
+    path = write(tmp_path, rows)
+    numbers, chosen = np.arange(20), np.arange(20) % 5 != 0
+    own = {"features": numbers[:, None].astype(np.float32), "labels": numbers % 2}
+    named = {"clients": np.where(numbers < 10, "b", "a"), "groups": np.array([f"p{n}" for n in numbers])}
+    arrays = {key: value[chosen] for key, value in (own | named | {"weights": numbers}).items()}
+    np.savez(tmp_path / "same.npz", **arrays, **{f"test_{k}": v[~chosen] for k, v in (own | named).items()})
+    one, two = load_dataset(f"csv:{path}"), load_dataset(f"npz:{tmp_path / 'same.npz'}")
+    for first, second in ((one.train, two.train), (one.test, two.test)):
+        for field in ("images", "labels", "clients", "groups"):
+            np.testing.assert_array_equal(getattr(first, field), getattr(second, field))
+    np.testing.assert_array_equal(one.train.weights, two.train.weights)
+    assert one.client_ids == two.client_ids == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        ([], "must have a header and a row per sample, got 0 lines"),
+        (["label,x"], "must have a header and a row per sample, got 1 lines"),
+        (["label,x,x", "a,1,2"], "every column must have a name of its own"),
+        (["label,,x", "a,1,2"], "every column must have a name of its own"),
+        (["label,x", "a,1", "b"], "row 2 has 1 fields, the header 2"),
+        (["label", "a", "b"], "must have columns of numbers besides label"),
+        (["x,y", "1,2", "3,4"], "must have a column label, got x, y"),
+        (["label,x", "a,1", "a,2"], "must have two or more classes in label, got only a"),
+        (["label,x", "a,1", "b,old"], "the column x must have finite numbers, but 1 fields .* is 'old' in sample 2"),
+        (["label,x", "a,", "b,2"], "the column x must have finite numbers, .* is '' in sample 1"),
+        (["label,x", "a,nan", "b,1e99"], "but 2 fields of the file are none, the first is 'nan' in sample 1"),
+        (["label,x,weight", "a,1,heavy", "b,1,1"], "the column weight must have finite numbers"),
+        (["label,x,weight", "a,1,-1", "b,1,1", "a,1,1", "b,1,1"], "weights must be finite and at least 0"),
+        (["label,x,split", "a,1,train", "b,1,valid"], "split must be train or test, .* got train, valid"),
+        (["label,x,split", "a,1,train", "b,1,train"], "split must be train or test, both at least once, got train"),
+        (['label,x', '"a,1', "b,2"], "must be a CSV file in UTF-8, but unexpected end of data"),
+    ],
+)  # fmt: skip
+def test_wrong_files_are_refused(rows, text, tmp_path):
+    with pytest.raises(DataError, match=text) as caught:
+        load(tmp_path, rows)
+    assert str(tmp_path / "own.csv") in str(caught.value)
+
+
+def test_what_is_no_text_is_refused(tmp_path):
+    (tmp_path / "own.csv").write_bytes(b"label,x\n\xff\xfe,1\n")
+    with pytest.raises(DataError, match="must be a CSV file in UTF-8"):
+        load_dataset(f"csv:{tmp_path / 'own.csv'}")
+    with pytest.raises(DataError, match="must be an existing CSV file"):
+        load_dataset(f"csv:{tmp_path / 'missing.csv'}")
+
+
+def test_a_name_without_prefix_gets_a_hint():
+    with pytest.raises(ConfigError, match=r"for data of your own write csv:own\.csv"):
+        RunConfig.from_flat(default_settings() | {"dataset": "own.csv"})
+
+
+def test_a_table_from_training_to_predictions(call, tmp_path):
+    """Train on breast_cancer as a table, export, predict the same table, and join with another one."""
+    data = load_breast_cancer()
+    names = [name.replace(" ", "_") for name in data.feature_names]
+    rows = [",".join(["label", *names])]
+    rows += [
+        ",".join([str(data.target_names[label]), *map(str, row)])
+        for label, row in zip(data.target, data.data, strict=True)
+    ]
+    table = write(tmp_path, rows, "cells.csv")
+    config = RunConfig.from_flat(default_settings() | {"dataset": f"csv:{table}", "num-clients": 3})
+    assert load_federated_data(config.data_settings()).dataset.input_shape == (30,)
+    run = tmp_path / "run"
+    words = ["--method", "fedrep", "--dataset", f"csv:{table}", "--num-clients", "3", "--num-rounds", "3", "--quiet"]
+    words += ["--set", "target=mlp", "--set", "data.partition=iid", "--output", run]
+    code, _, problem = call("run", *words)
+    assert code == 0, problem
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["test_accuracy"] > 0.9
+    assert summary["dataset"] == "cells.csv, 2 classes, 30 features"
+    model = tmp_path / "model.safetensors"
+    assert call("export", run, "--client", "0", "-o", model)[0] == 0
+    predictions = tmp_path / "predictions.csv"
+    code, printed, problem = call("predict", model, "--data", table, "-o", predictions)
+    assert code == 0, problem
+    lines = predictions.read_text().splitlines()
+    assert len(lines) == 570
+    right = [line.split(",")[1] == data.target_names[label] for line, label in zip(lines[1:], data.target, strict=True)]
+    assert np.mean(right) > 0.9
+    assert f"accuracy {100 * np.mean(right):.2f} % of 569 samples" in printed
+    unlabelled = write(tmp_path, [",".join(row.split(",")[1:]) for row in rows], "unlabelled.csv")
+    assert call("predict", model, "--data", f"csv:{unlabelled}", "-o", tmp_path / "same.csv")[0] == 0
+    short = write(tmp_path, [",".join(row.split(",")[:20]) for row in rows], "short.csv")
+    code, _, problem = call("predict", model, "--data", short, "-o", tmp_path / "none.csv")
+    assert (code, "got 19 columns of numbers" in problem) == (2, True)
+    code, _, problem = call("join", run, "--data", f"csv:{table}", "-o", tmp_path / "joined", "--rounds", "1")
+    assert code == 0, problem
