@@ -59,6 +59,11 @@ class PrivHFLClient(BaseClient):
     private: ClassVar[tuple[str, ...]] = ("model", "accumulated")
 
     @classmethod
+    def hides_models(cls, config: RunConfig) -> bool:
+        """Return whether the exchanged vectors are rotated by a secret of the nodes."""
+        return config.section(PrivHFLConfig).mixing
+
+    @classmethod
     def active_groups(cls, config: RunConfig) -> Mapping[str, Reduction]:
         """Return the group of the realisation and, with distillation, the generator."""
         method = config.section(PrivHFLConfig)

@@ -58,6 +58,11 @@ class ClientModel:
         return found or None
 
     @classmethod
+    def hides_models(cls, config: RunConfig) -> bool:
+        """Return whether nothing that the server receives is to tell it a client's model, so that none may be sent."""
+        return False
+
+    @classmethod
     def why_no_model(cls, config: RunConfig) -> str:
         """Return why the private groups cannot rebuild the model after local training, where they cannot."""
         return f"with {config.method} only a SuperNode keeps it"

@@ -9,8 +9,9 @@ import torch
 
 from clients.engine.base import BaseClient
 from clients.engine.context import ClientContext
+from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.metrics.classification import evaluate
-from hyperfl_flwr.node.saved_models import KeptModel
+from hyperfl_flwr.node.saved_models import FILE, KeptModel
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import group_of
 from hyperfl_flwr.protocol.queries import CORRECT, PERSONALIZED, QuerySpec
@@ -28,15 +29,18 @@ def send_model(member: BaseClient, received: SharedArrays, question: QuerySpec) 
         The values of the whole target network, keyed `personalized/name`.
 
     Raises:
-        StateError: If the node has no model of the client.
-        ValueError: If the model is of another run.
+        StateError: If the node has no model of the client, or one of another run or client.
         RefusalError: If the owner's privacy budget does not allow it.
     """
     context = member.context
     _refuse_choice(question)
+    if not (context.state.directory / FILE).is_file():
+        text = "the client has no model of this run, since no round has trained it on this node"
+        raise StateError(text, public=text)
     kept = KeptModel.read(context.state.directory)
-    if kept.experiment != context.state.experiment:
-        raise ValueError(f"the kept model is of the run {kept.experiment}, not of {context.state.experiment}")
+    if (kept.experiment, kept.client) != (context.state.experiment, context.client):
+        text = f"the kept model is of client {kept.client} in the run {kept.experiment}"
+        raise StateError(text, public="the client's kept model is of another run or client")
     _spend_unbounded(context)
     return {f"{PERSONALIZED}/{name}": value for name, value in kept.tensors.items()}, len(context.data.train_labels)
 

@@ -161,6 +161,8 @@ class JoiningNode:
     def _member(self, step: JoiningStep, recipe: TargetRecipe) -> PFedHNClient:
         """Return the client; the server can set its local training, but no path."""
         config = joining_config(json.loads(step.settings)).model_copy(update={"target": recipe.target})
+        if not self.node.simulated:
+            config.weighting.refuse_isolation()
         check_body(self.node, recipe)
         device = resolve_device(self.node.device)
         set_arithmetic(config.precision, deterministic=config.deterministic, device=device)

@@ -7,8 +7,6 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.device import resolve_device
@@ -16,7 +14,7 @@ from hyperfl_flwr.core.package_guard import APP
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.source_files import digest_of
 from hyperfl_flwr.core.versions import versions
-from hyperfl_flwr.data.dataset import Dataset, Split
+from hyperfl_flwr.data.digests import data_digest
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.data.registry import DATASETS
 from hyperfl_flwr.models.provenance import method_hash, network_hash
@@ -60,18 +58,3 @@ def code_digest() -> str:
     """Return the SHA-256 of the names and contents of this project's files that this process imports."""
     packages = ("hyperfl_flwr", *APP)
     return hashlib.sha256(" ".join(digest_of(ROOT / name) for name in packages).encode()).hexdigest()
-
-
-def data_digest(dataset: Dataset) -> str:
-    """Return the SHA-256 of all samples and labels of a data set, and of how samples are normalised."""
-    total = hashlib.sha256(repr((dataset.mean, dataset.std, dataset.num_classes, dataset.classes)).encode())
-    for split in (dataset.train, dataset.test):
-        _add(total, split)
-    return total.hexdigest()
-
-
-def _add(total: "hashlib._Hash", split: Split) -> None:
-    for array in (split.images, split.labels, split.clients, split.groups, split.weights):
-        if array is not None:
-            total.update(repr((array.dtype, array.shape)).encode())
-            total.update(np.ascontiguousarray(array).data)

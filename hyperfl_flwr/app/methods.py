@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from clients.engine.base import BaseClient
-from hyperfl_flwr.app.network_checks import check_kept
+from hyperfl_flwr.app.network_checks import check_cross_site, check_kept
 from hyperfl_flwr.app.targets import check_target
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, DataError
@@ -95,6 +95,7 @@ def check_run(config: RunConfig, input_shape: tuple[int, ...], num_classes: int)
     _check_novel(config, input_shape)
     _check_audit(config)
     check_kept(config, client_of(config.method))
+    check_cross_site(config, client_of(config.method))
     check_privacy(config, input_shape, num_classes)
     check_secure_sum(config)
     _check_public_data(config, input_shape)

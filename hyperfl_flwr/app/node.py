@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from logging import WARNING
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from clients.engine.cohort_trainer import trainer_of
 from clients.engine.context import client_setting
 from hyperfl_flwr.app.budget import budget_of, refuse_own_as_public, refuse_unbounded
 from hyperfl_flwr.app.methods import check_privacy, client_of
+from hyperfl_flwr.app.network_checks import check_cross_site
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.secure import secure_node
 from hyperfl_flwr.config.node_config import NodeConfig
@@ -25,16 +27,20 @@ from hyperfl_flwr.core.errors import ConfigError, RefusalError
 from hyperfl_flwr.core.rng import seed_for
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.versions import shared_versions
+from hyperfl_flwr.data.digests import data_digest
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data, load_local_data
-from hyperfl_flwr.data.sample_format import normalisation_text, refuse_own_statistics
+from hyperfl_flwr.data.sample_format import is_local_data, normalisation_text, refuse_own_statistics, title_of
+from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.models.provenance import method_hash, needs_files, network_hash, use_weights
 from hyperfl_flwr.models.targets import build_target
+from hyperfl_flwr.node.cross_site_consent import require_same
+from hyperfl_flwr.node.data_versions import Version, changed_text, note
 from hyperfl_flwr.node.private_state import PrivateState, state_folder
 from hyperfl_flwr.node.secure_cohort import SecureCohort
 from hyperfl_flwr.node.secure_sums import SecureTerms
 from hyperfl_flwr.privacy.secret_rotation import read_key, run_key
 from hyperfl_flwr.protocol.hosting import clients_of_node
-from hyperfl_flwr.protocol.messages import Request
+from hyperfl_flwr.protocol.messages import DATA_VERSION, Request
 from hyperfl_flwr.protocol.queries import CROSS_SITE
 from hyperfl_flwr.protocol.secure_sums.header import Phase, settings_digest
 
@@ -110,10 +116,13 @@ class NodeApp:
         client_class = client_of(self.config.method)
         data = self.data()
         try:  # not in the handshake: an honest server checks then, and reports a wrong setting better
+            check_cross_site(self.config, client_class)
             check_privacy(self.config, data.dataset.input_shape, data.dataset.num_classes)
         except ConfigError as error:  # its texts quote only the run's settings
             raise RefusalError(str(error)) from None
         states, key = self._states(request), self._mixing_key(request.experiment)
+        if not self.simulated:
+            require_same(states, allowed=self.cross_site)
         # A simulated node that is asked outside a run has no folder, and no data of its own to account for.
         keeps_record = bool(self.node.state_dir or request.run_directory or not self.simulated)
         record = state_folder(self.node.state_dir, request.run_directory, simulated=self.simulated)
@@ -196,6 +205,16 @@ class NodeApp:
         # A state-dir holds the state of several runs; a run's own folder that of one.
         return folder / request.experiment if self.node.state_dir or not self.simulated else folder
 
+    def _note_version(self, data: FederatedData) -> None:
+        """Record the version of the owner's data, and log a warning if they have changed since the last run."""
+        title = title_of(self.config.dataset)
+        version = Version(
+            title=title, sha256=data_digest(data.dataset), train=len(data.dataset.train), test=len(data.dataset.test)
+        )
+        folder = state_folder(self.node.state_dir, "", simulated=False)
+        if before := note(folder, version):
+            log(WARNING, "%s", changed_text(before, version))
+
     def properties(self) -> dict[str, ConfigRecordValues]:
         """Return the node's answer to the handshake; label counts only in a simulation, which has no private data.
 
@@ -203,6 +222,8 @@ class NodeApp:
         no message of a deployed node contains them.
         """
         data = self.data()
+        if not self.simulated:
+            self._note_version(data)
         properties: dict[str, ConfigRecordValues] = {
             "partition": self.partition,
             "num-nodes": self.num_nodes,
@@ -252,4 +273,6 @@ def data_properties(data: FederatedData, clients: Sequence[int], *, simulated: b
         properties["data-reuse"] = json.dumps(data.reuse)
         properties["augmentation"] = "crops and flips" if dataset.augment else "none"
         properties["normalisation"] = normalisation_text(dataset.mean, dataset.std)
+        if is_local_data(dataset.name):
+            properties[DATA_VERSION] = data_digest(dataset)
     return properties

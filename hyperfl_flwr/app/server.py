@@ -26,12 +26,13 @@ from hyperfl_flwr.models.provenance import keep_sources, method_facts, model_fac
 from hyperfl_flwr.runs import manifest
 from hyperfl_flwr.runs.privacy_statement import statement_text
 from hyperfl_flwr.runs.resume import begun_rounds, refuse_other_nodes, resume_round
+from hyperfl_flwr.runs.run_data import refuse_changed_data
 from hyperfl_flwr.runs.run_directory import DEPLOYMENT, RunDirectory, new_run_name, read_manifest, refuse_used_directory
 from hyperfl_flwr.runs.summary import fall_text, majority_text, summarise, target_text
 from hyperfl_flwr.server.federation import refuse_other_sources
 from hyperfl_flwr.server.membership import Announce, Roster
 from strategies.engine.context import SecureContext
-from strategies.engine.cross_site import evaluate_cross_site
+from strategies.engine.cross_site import evaluate_cross_site, willing_clients
 from strategies.engine.recorded import RecordedStrategy
 from strategies.novel.assess import assess_novel_clients
 
@@ -91,6 +92,9 @@ def run(grid: Grid, config: RunConfig, *, plots: bool = True) -> Path:
         announce(resolution_text(read_manifest(directory.path)["resolved"]))
         for line in secure_sum_warnings(config, simulated=roster.simulated):
             announce(line)
+        if config.cross_site and not roster.simulated:
+            number = len(willing_clients(roster.federation, config.num_clients))
+            announce(f"cross-site: nodes with {number} of {config.num_clients} clients allow the matrix so far")
         _train(grid, resolved(config), roster, directory, last_round, secure)
         if plots:
             plot_run(directory.path)
@@ -121,6 +125,7 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
             federation = roster.gather(resumed=True)
             refuse_other_sources(federation, config.method, config.target, config.lpm.weights)
             refuse_other_nodes(read_manifest(directory.path), roster.num_nodes)
+            refuse_changed_data(read_manifest(directory.path), federation, config.dataset)
             refuse_changed_sources(read_manifest(directory.path), config.flat())
             check_run(config, federation.input_shape, federation.num_classes)
             check_nodes(config, federation.num_nodes, sum(bool(node.clients) for node in federation.nodes))
@@ -152,7 +157,7 @@ def _train(
     if config.novel.clients:
         assess_novel_clients(grid, inner, result.arrays, directory, announce)
     if config.cross_site:
-        evaluate_cross_site(grid, inner.context, directory, announce)
+        evaluate_cross_site(grid, inner.context, inner.progress.round, directory, announce)
     summary = summarise(directory.path)
     directory.write_json("summary.json", summary)
     if text := target_text(config.target_accuracy, summary):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hyperfl_flwr.core.device import send
+from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.augmentation import Augmentation
 
 
@@ -69,10 +70,17 @@ class ClientData:
 
         Args:
             indices: Positions of these samples, on the device of the data.
+
+        Raises:
+            DataError: If none of them has a weight above 0.
         """
+        weights = None if self.train_weights is None else self.train_weights[indices.cpu().numpy()]
+        if weights is not None and not weights.any():
+            text = "no sample that is trained on has a weight above 0; change class-weights or the key weights"
+            raise DataError(text, public=text)
         return replace(
             self,
             train_images=self.train_images[indices],
             train_labels=self.train_labels[indices],
-            train_weights=None if self.train_weights is None else self.train_weights[indices.cpu().numpy()],
+            train_weights=weights,
         )

@@ -35,7 +35,7 @@ def parse_class_weights(text: str) -> str:
     return text
 
 
-LARGEST_RATIO = 100.0
+LARGEST_RATIO = 10.0
 """Largest quotient of two class weights that a server may set on a node that has an owner."""
 
 
@@ -70,7 +70,9 @@ class Weighting:
             raise DataError(text, public=text)
 
     def refuse_isolation(self) -> None:
-        """Refuse weights by which a server could have an owner's model trained on the samples of chosen classes alone.
+        """Refuse weights by which a server could have an owner's model trained almost on chosen classes alone.
+
+        A rare class can still fill a large part of a pass, as it does with `balanced`.
 
         Raises:
             RefusalError: If the largest class weight is more than `LARGEST_RATIO` times the smallest.
@@ -79,7 +81,7 @@ class Weighting:
         if numbers and max(numbers) > LARGEST_RATIO * min(numbers):
             raise RefusalError(
                 f"class-weights must not differ by more than a factor of {LARGEST_RATIO:g} on a node that has "
-                f"an owner, so that no class is trained on alone; got {self.classes}"
+                f"an owner, so that a server cannot single out a class; got {self.classes}"
             )
 
     def of_client(self, split: Split, indices: IntArray, num_classes: int) -> Weights | None:
@@ -100,12 +102,12 @@ class Weighting:
             DataError: If no weight is above 0.
         """
         own = split.weights[indices] if split.weights is not None and self.samples != NONE else np.ones(len(indices))
-        weights, labels = own.astype(np.float64), split.labels[indices]
+        weights, labels = _scaled(own.astype(np.float64)), split.labels[indices]
         if self.classes == BALANCED:
             totals = np.bincount(labels, weights=weights, minlength=num_classes)
             weights = np.divide(weights, totals[labels], out=np.zeros_like(weights), where=totals[labels] > 0)
         elif self.classes != NONE:
-            weights *= np.array(_numbers(self.classes))[labels]
+            weights *= _scaled(np.array(_numbers(self.classes)))[labels]
         if len(weights) and not weights.any():
             text = "class-weights and the weights of the data must leave a client a sample with a weight above 0"
             raise DataError(f"{text}; change class-weights or the key weights", public=text)
@@ -114,6 +116,12 @@ class Weighting:
 
 EQUAL = Weighting()
 """The default settings."""
+
+
+def _scaled(weights: Weights) -> Weights:
+    """Return weights divided by the largest, so that products and sums of them are finite."""
+    largest = weights.max(initial=0.0)
+    return weights / largest if largest > 0 else weights
 
 
 def _numbers(text: str) -> list[float]:

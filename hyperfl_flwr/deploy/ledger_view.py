@@ -11,7 +11,7 @@ from hyperfl_flwr.deploy.node_settings import FILE, read_settings
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.node.ledger import LEDGER, ArrayEntry, LedgerEntry, RecordEntry, read_ledger
 from hyperfl_flwr.node.ledger_app import array_group, private_arrays
-from hyperfl_flwr.protocol.queries import PERSONALIZED
+from hyperfl_flwr.protocol.queries import SEND_MODEL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,8 @@ class RunLedger:
     @property
     def sent_models(self) -> bool:
         """Whether whole models have left the node, for a cross-site matrix, which its owner allowed."""
-        left = [entry for entry in self.entries if entry.direction == "out"]
-        return any(private_arrays(entry, (PERSONALIZED,)) for entry in left)
+        sent = [entry for entry in self.entries if (entry.direction, entry.kind) == ("out", SEND_MODEL)]
+        return any(record.arrays for entry in sent for record in entry.records)
 
     def totals(self) -> dict[str, tuple[int, int]]:
         """Return bytes sent and bytes received, by group of arrays and by record of numbers and texts.

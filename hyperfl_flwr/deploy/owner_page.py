@@ -11,6 +11,7 @@ from markupsafe import Markup
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.deploy.ledger_view import RunLedger, ledger_folder, runs_of
 from hyperfl_flwr.deploy.node_settings import FILE as NODE_FILE
+from hyperfl_flwr.node.data_versions import versions_of
 from hyperfl_flwr.node.evaluations import Evaluation, Evaluations
 from hyperfl_flwr.node.ledger import LEDGER
 from hyperfl_flwr.node.private_state import client_folders
@@ -108,6 +109,10 @@ def write_owner_page(folder: Path, experiment: str | None = None, output: Path |
         clients=[ClientPart.of(each) for each in clients],
         leaked=of_run.leaked,
         private=of_run.private,
+        sent_models=of_run.sent_models,
+        versions=[
+            (each.since, each.title, str(each.train), str(each.test), each.sha256[:8]) for each in versions_of(states)
+        ],
         knows_private=of_run.knows_private,
         sent=sum(entry.bytes for entry in of_run.entries if entry.direction == "out"),
         messages=sum(entry.direction == "out" for entry in of_run.entries),

@@ -39,6 +39,10 @@ Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 HELLO = "query.hello"
 """Message type of the handshake; `hyperfl_flwr.protocol.queries` has the types of later queries."""
 
+DATA_VERSION = "data-sha256"
+"""Name of the handshake property with the SHA-256 of custom data, in simulations only: it could tell whether a node has
+known data."""
+
 LABEL_COUNTS = "labels/counts"
 """Key of a client's numbers of training samples by class, floats [K], for methods that send them."""
 

@@ -27,9 +27,13 @@ LOCAL = "local"
 SEEDS = frozenset({"seed", "data.seed"})
 """Settings in which the runs of a group differ."""
 
-SOURCES = {"method source": ("method", "method"), "network source": ("target", "model")}
-"""Further setting of a run, the start of the SHA-256 of code of the user's own -> setting that names it, entry of the
-manifest. Runs with another version of the code are no seeds of one group."""
+SOURCES = {
+    "method source": ("method", "method"),
+    "network source": ("target", "model"),
+    "data version": ("dataset", "data"),
+}
+"""Further setting of a run, the start of the SHA-256 of code or data of the user's own -> setting that names it, entry
+of the manifest. Runs with another version of these are no seeds of one group."""
 
 IGNORED = SEEDS | RESULT_NEUTRAL
 """Settings that make no groups: seeds, and those of the machine."""

@@ -19,6 +19,7 @@ class CrossSite:
         samples: Number of test samples of each client [M].
         accuracy: Accuracy of the model of the client in row i on the data of the client in column j, in [0, 1]
             [M, M].
+        bytes_on_wire: Serialised size of all messages and replies for the matrix, in bytes.
     """
 
     FILE: ClassVar[str] = "cross_site.json"
@@ -26,6 +27,7 @@ class CrossSite:
     clients: Sequence[int]
     samples: Sequence[int]
     accuracy: Sequence[Sequence[float]]
+    bytes_on_wire: int = 0
 
     @property
     def own(self) -> float:
@@ -90,6 +92,8 @@ class CrossSite:
             number = len(found.clients)
             if number < 2 or {len(found.samples), len(found.accuracy), *map(len, found.accuracy)} != {number}:
                 raise ValueError("it is not a square matrix of two or more clients")
+            if not all(type(value) in (int, float) and 0 <= value <= 1 for _, _, value in found._cells()):
+                raise ValueError("its accuracies are not numbers in [0, 1]")
         except (OSError, TypeError, ValueError) as error:
             raise StateError(f"{file} is damaged ({error}); run the experiment again") from None
         return found

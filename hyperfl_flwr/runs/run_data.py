@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.sample_format import is_local_data, shape_text, title_of
-from hyperfl_flwr.protocol.messages import printable
+from hyperfl_flwr.protocol.messages import DATA_VERSION, printable
 from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest
 from hyperfl_flwr.server.federation import Federation
 
@@ -32,6 +32,7 @@ class RunData:
         input_shape: Shape of a sample, (C, H, W) or (D,); None if a manifest of an earlier version does not have it.
         classes: Names of the classes, as reported by the nodes; empty if the classes have no names.
         are_files: True if each node has a separate file or folder.
+        sha256: SHA-256 of the custom data of a simulation, see `hyperfl_flwr.data.digests.data_digest`; else empty.
     """
 
     source: Literal["dataset", "nodes"]
@@ -40,6 +41,7 @@ class RunData:
     input_shape: tuple[int, ...] | None = None
     classes: tuple[str, ...] = ()
     are_files: bool = False
+    sha256: str = ""
 
     @classmethod
     def of(cls, federation: Federation, dataset: str) -> Self:
@@ -61,6 +63,7 @@ class RunData:
             input_shape=input_shape,
             classes=_classes(federation),
             are_files=all(node.properties["partitioned-by"] == "own" for node in federation.nodes),
+            sha256=federation.nodes[0].properties.get(DATA_VERSION, ""),
         )
 
     @classmethod
@@ -94,6 +97,25 @@ def _classes(federation: Federation) -> tuple[str, ...]:
     reported = (node.properties["classes"] for node in federation.nodes if "classes" in node.properties)
     names = tuple(map(printable, next(reported, ())))
     return names if len(names) == federation.num_classes else ()
+
+
+def refuse_changed_data(manifest: Mapping[str, Any], federation: Federation, dataset: str) -> None:
+    """Refuse to resume a run on custom data that have changed; only a simulation knows it.
+
+    Args:
+        manifest: The run's manifest.
+        federation: The nodes that take part now.
+        dataset: The setting `dataset`.
+
+    Raises:
+        RunDirectoryError: If the data are others than those that the run began with.
+    """
+    before, now = RunData.read(manifest).sha256, RunData.of(federation, dataset).sha256
+    if before and now and before != now:
+        raise RunDirectoryError(
+            f"{dataset} has changed since the run began: its SHA-256 was {before[:8]}..., now it is {now[:8]}...; "
+            f"restore the data, or begin a new run"
+        )
 
 
 def require_dataset(run: Path) -> None:

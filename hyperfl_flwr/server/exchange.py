@@ -21,11 +21,8 @@ CHECK_SECONDS, PARTS_SECONDS = 5.0, 30.0
 """Pause between two checks for restarted nodes, and longest wait of `first_replies` for a part, in seconds."""
 
 _DIED = {ErrorCode.UNKNOWN, ErrorCode.CLIENT_APP_CRASHED, ErrorCode.MESSAGE_UNAVAILABLE}
-"""Error codes of a process that ended, as opposed to a process that replied with an exception.
-
-Flower's simulation reports a dead Ray actor as `UNKNOWN`, its SuperNodes report a dead client app as
-`CLIENT_APP_CRASHED`.
-"""
+"""Error codes of a process that ended, as opposed to a process that replied with an exception: Flower's simulation
+reports a dead Ray actor as `UNKNOWN`, its SuperNodes report a dead client app as `CLIENT_APP_CRASHED`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +58,11 @@ def is_simulated(grid: Grid) -> bool:
 
 
 def exchange(
-    grid: Grid, messages: Sequence[Message], timeout: float, before_resending: Callable[[], None] | None = None
+    grid: Grid,
+    messages: Sequence[Message],
+    timeout: float,
+    before_resending: Callable[[], None] | None = None,
+    limits: Sequence[ReplyLimits] = (),
 ) -> Iterator[Exchange]:
     """Send messages to nodes and yield the result of each, in the order of the messages.
 
@@ -76,12 +77,13 @@ def exchange(
         messages: Messages to send, all at once, when the caller requests the first result.
         timeout: Longest wait for all replies, in seconds; a message that is sent again gets the same time again.
         before_resending: Called before a message is sent a second time; none is sent a third time.
+        limits: Limits of the reply to each message; empty for those of `ReplyLimits.to`.
 
     Raises:
         RunFailedError: If a process of a simulation died twice, or Flower did not accept the messages.
     """
     watch = _Watch(grid, timeout, before_resending)
-    watch.pending = _send(grid, messages, timeout)
+    watch.pending = _send(grid, messages, timeout, limits)
     while watch.pending:
         sent = watch.pending[0]
         answer = sent.answer(watch)
@@ -120,10 +122,11 @@ def first_replies(grid: Grid, messages: Sequence[Message], timeout: float) -> It
             watch.resend_to_restarted()
 
 
-def _send(grid: Grid, messages: Sequence[Message], timeout: float) -> list["_Sent"]:
+def _send(grid: Grid, messages: Sequence[Message], timeout: float, limits: Sequence[ReplyLimits] = ()) -> list["_Sent"]:
+    limits = limits or [ReplyLimits.to(message.content) for message in messages]
     return [
-        _Sent(message=message, name=name, end=time.monotonic() + timeout, limits=ReplyLimits.to(message.content))
-        for message, name in zip(messages, _push(grid, messages), strict=True)
+        _Sent(message=message, name=name, end=time.monotonic() + timeout, limits=limit)
+        for message, name, limit in zip(messages, _push(grid, messages), limits, strict=True)
     ]
 
 

@@ -85,15 +85,20 @@ class ReplyLimits:
     num_objects: int = SMALL_OBJECTS
 
     @classmethod
-    def to(cls, content: RecordDict) -> "ReplyLimits":
+    def to(cls, content: RecordDict, more_bytes: int = 0, more_arrays: int = 0) -> "ReplyLimits":
         """Return the limits of a reply to a message: eight times the bytes of the message, plus an allowance.
+
+        Args:
+            content: The message's content.
+            more_bytes: Bytes of arrays that the message asks for without holding arrays of their size.
+            more_arrays: Number of these arrays.
 
         An honest reply has the arrays of the message, summed in float64 (twice the bytes), and small records. Sums
         beyond the usual range come as additional levels (`hyperfl_flwr.protocol.reproducible_sum`) of the same size;
         the limit allows three of them.
         """
-        size = content_bytes([content])
-        arrays = sum(len(record) for record in content.values() if isinstance(record, ArrayRecord))
+        size = content_bytes([content]) + more_bytes
+        arrays = more_arrays + sum(len(record) for record in content.values() if isinstance(record, ArrayRecord))
         num_objects = 2 * arrays + size // PARTS_BYTES  # an array is one object, its bytes are at least one more
         return cls(num_bytes=SMALL_BYTES + 8 * size, num_objects=SMALL_OBJECTS + 4 * num_objects)
 

@@ -134,6 +134,7 @@ def weighted_order(weights: NDArray[np.float64], rng: np.random.Generator) -> ND
     Returns:
         Positions [n] in 0..n-1.
     """
+    weights = weights / weights.max()  # so that their sum is finite
     order = rng.permutation(len(weights))
     order = order[np.argsort(weights[order], kind="stable")]
     ends = np.cumsum(weights[order])

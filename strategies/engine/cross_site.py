@@ -5,7 +5,7 @@ sends them to the same clients.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from flwr.serverapp import Grid
@@ -16,15 +16,16 @@ from hyperfl_flwr.protocol.messages import Failure
 from hyperfl_flwr.protocol.queries import CORRECT, CROSS_SITE, PERSONALIZED, SCORE_MODELS, SEND_MODEL
 from hyperfl_flwr.runs.cross_site import CrossSite
 from hyperfl_flwr.runs.run_directory import RunDirectory
+from hyperfl_flwr.server.federation import Federation
 from strategies.engine.context import ServerContext
 from strategies.engine.query_clients import Answers, Query, ask
 
-MESSAGE_BYTES = 1 << 25
+MESSAGE_BYTES = 1 << 22
 """Models of about this size are sent in one message; a larger model alone."""
 
 
 def evaluate_cross_site(
-    grid: Grid, context: ServerContext, directory: RunDirectory, announce: Callable[[str], None]
+    grid: Grid, context: ServerContext, last_round: int, directory: RunDirectory, announce: Callable[[str], None]
 ) -> None:
     """Evaluate the clients' models on each other's test data, and write `cross_site.json`.
 
@@ -33,6 +34,7 @@ def evaluate_cross_site(
     Args:
         grid: Flower's grid.
         context: Nodes and settings of the run, after its last round.
+        last_round: Number of that round.
         directory: The run's folder.
         announce: Receives the result in one line, a line for each client that is left out, and the reason if no matrix
             can be made.
@@ -41,24 +43,29 @@ def evaluate_cross_site(
         RunFailedError: If a node's process died twice in a row.
     """
     config = context.config
-    willing = [node for node in context.federation.nodes if node.properties.get(CROSS_SITE)]
-    clients = sorted(client for node in willing for client in node.clients if client < config.num_clients)
+    clients = willing_clients(context.federation, config.num_clients)
     if len(clients) < 2:
         announce(
             f"cross-site: no matrix, because nodes with {len(clients)} of {config.num_clients} clients allow it; it "
             f"needs 2 clients. Owners allow it by cross-site = true in node.toml"
         )
         return
-    asked = _Asked(grid, context, clients)
+    asked = _Asked(grid, context, clients, last_round)
     found = asked.matrix()
     for failure in asked.failures:
         announce(f"cross-site: client {failure.client} is left out: {failure.reason}")
-    directory.write_failures(f"round-{config.num_rounds:06d}-cross-site", asked.failures)
+    directory.write_failures(f"round-{last_round:06d}-cross-site", asked.failures)
     if found is None:
         announce("cross-site: no matrix, because fewer than 2 clients have sent a model and evaluated those of others")
         return
     directory.write_json(CrossSite.FILE, found.to_json())
     announce(f"cross-site: {found.text()}")
+
+
+def willing_clients(federation: Federation, num_clients: int) -> list[int]:
+    """Return the trained clients of nodes that take part in cross-site matrices, ascending."""
+    willing = [node for node in federation.nodes if node.properties.get(CROSS_SITE)]
+    return sorted(client for node in willing for client in node.clients if client < num_clients)
 
 
 class _Asked:
@@ -68,18 +75,22 @@ class _Asked:
         failures: Clients that have not answered, each once.
     """
 
-    def __init__(self, grid: Grid, context: ServerContext, clients: Sequence[int]) -> None:
-        self._grid, self._context, self._clients = grid, context, clients
+    def __init__(self, grid: Grid, context: ServerContext, clients: Sequence[int], last_round: int) -> None:
+        self._grid, self._context, self._clients, self._round = grid, context, clients, last_round
+        self._bytes = 0
         self.failures: list[Failure] = []
 
     def matrix(self) -> CrossSite | None:
         """Return the matrix over the clients that have answered everything; None if they are fewer than two."""
         layout = self._layout()
         expected = dict.fromkeys(self._clients, layout)
-        models = self._ask(Query(kind=SEND_MODEL, clients=self._clients, expected=expected)).arrays
+        size = max(1, MESSAGE_BYTES // max(1, num_bytes(layout)))
+        models: dict[int, SharedArrays] = {}
+        for some in _chunks(self._clients, size):
+            models |= self._ask(Query(kind=SEND_MODEL, clients=some, expected=expected)).arrays
         correct: dict[int, list[int]] = {client: [] for client in models}
         samples: dict[int, int] = {}
-        for some in _chunks(models, max(1, MESSAGE_BYTES // max(1, num_bytes(layout)))):
+        for some in _chunks(models, size):
             stacked = {key: np.stack([models[client][key] for client in some]) for key in layout}
             answers = self._ask(
                 Query(
@@ -104,6 +115,7 @@ class _Asked:
             clients=list(correct),
             samples=[samples[client] for client in correct],
             accuracy=[list(row) for row in zip(*columns, strict=True)],
+            bytes_on_wire=self._bytes,
         )
 
     def _layout(self) -> SharedArrays:
@@ -116,7 +128,8 @@ class _Asked:
         }
 
     def _ask(self, query: Query) -> Answers:
-        answers = ask(self._grid, self._context, self._context.config.num_rounds, query)
+        answers = ask(self._grid, self._context, self._round, query)
+        self._bytes += answers.bytes_on_wire
         for failure in answers.failures:
             self._fail(failure)
         return answers
@@ -136,7 +149,7 @@ class _Asked:
             self.failures.append(failure)
 
 
-def _chunks(models: Mapping[int, SharedArrays], size: int) -> Iterator[Sequence[int]]:
+def _chunks(models: Iterable[int], size: int) -> Iterator[Sequence[int]]:
     clients = iter(models)
     while some := list(itertools.islice(clients, size)):
         yield some

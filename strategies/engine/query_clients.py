@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from hyperfl_flwr.node.private_state import INITIAL
-from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, per_client_key
+from hyperfl_flwr.protocol.arrays import SharedArrays, num_bytes, pack_arrays, per_client_key
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CONFIG,
@@ -20,6 +20,7 @@ from hyperfl_flwr.protocol.messages import (
 from hyperfl_flwr.protocol.queries import DESCRIBE, DESCRIPTOR, QUESTION, QuerySpec
 from hyperfl_flwr.protocol.sizes import content_bytes
 from hyperfl_flwr.server.exchange import exchange
+from hyperfl_flwr.server.fetching import ReplyLimits
 from strategies.engine.context import ServerContext
 from strategies.engine.replies import read_answers
 from strategies.engine.round_outcome import Refused
@@ -86,7 +87,9 @@ def ask(grid: Grid, context: ServerContext, server_round: int, query: Query) -> 
         messages.append(message)
         sent_clients.append(clients)
     found = Answers(bytes_on_wire=content_bytes(message.content for message in messages))
-    for answer, clients in zip(exchange(grid, messages, context.config.round_timeout), sent_clients, strict=True):
+    limits = [_limits(message, clients, query) for message, clients in zip(messages, sent_clients, strict=True)]
+    exchanges = exchange(grid, messages, context.config.round_timeout, limits=limits)
+    for answer, clients in zip(exchanges, sent_clients, strict=True):
         try:
             if answer.content is None:
                 raise ValueError(answer.problem)
@@ -105,6 +108,12 @@ def ask(grid: Grid, context: ServerContext, server_round: int, query: Query) -> 
     found.arrays = dict(sorted(found.arrays.items()))  # independent of the nodes and their order
     found.failures.sort(key=lambda failure: failure.client)
     return found
+
+
+def _limits(message: Message, clients: Collection[int], query: Query) -> ReplyLimits:
+    """Return the limits of a reply, which may hold more than the message: what the query expects of each client."""
+    expected = [query.expected[client] for client in clients if client in query.expected]
+    return ReplyLimits.to(message.content, sum(map(num_bytes, expected)), sum(map(len, expected)))
 
 
 def _messages(context: ServerContext, server_round: int, query: Query) -> Iterator[tuple[Message, list[int]]]:

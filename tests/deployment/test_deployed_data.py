@@ -22,6 +22,8 @@ from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.data.registry import load_dataset
+from hyperfl_flwr.data.sample_format import title_of
+from hyperfl_flwr.node.data_versions import versions_of
 from hyperfl_flwr.runs.cross_site import CrossSite
 from hyperfl_flwr.runs.run_directory import read_manifest
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
@@ -159,9 +161,18 @@ def test_folders_and_files_of_owners_train_as_in_one_process(
     file = Path("checkpoints") / "round-000001.npz"
     np.testing.assert_equal(read_arrays(owners.output / file)[0], read_arrays(here / file)[0])
     matrix = CrossSite.read(owners.output)
+    in_process = CrossSite.read(here)
     assert matrix is not None
-    assert matrix == CrossSite.read(here)
+    assert in_process is not None
+    assert matrix.accuracy == in_process.accuracy
     assert (matrix.clients, matrix.samples) == ([0, 1], [8, 20])
+
+
+def test_each_owner_has_the_version_of_its_data(owners: Owners) -> None:
+    for node, data, numbers in zip(owners.made.nodes, owners.data, ((32, 8), (60, 20)), strict=False):
+        (version,) = versions_of(node.folder / "state")
+        assert (version.title, version.train, version.test) == (title_of(data), *numbers)
+    assert read_manifest(owners.output)["data"]["sha256"] == ""
 
 
 def test_a_folder_with_another_class_is_refused_by_number_and_the_others_go_on(owners: Owners) -> None:

@@ -9,6 +9,7 @@ import torch
 from federations import of_every_method, small_settings
 from torch.nn import functional
 
+from clients.novel.joining import JoiningNode
 from hyperfl_flwr.app.node import NodeApp
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig
@@ -18,6 +19,8 @@ from hyperfl_flwr.data.dataset import Split
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.data.sample_weights import Weighting
+from hyperfl_flwr.models.model_spec import TargetRecipe
+from hyperfl_flwr.protocol.queries import JoiningStep
 from hyperfl_flwr.training.local_sgd import batches, weighted_order
 
 ONE_CLASS = ",".join("1" if number == 0 else "0" for number in range(10))
@@ -71,6 +74,19 @@ def test_passes_have_the_right_frequencies_on_average():
     np.testing.assert_allclose(counts / 4000, 4 * weights / weights.sum(), atol=0.03)
 
 
+@pytest.mark.parametrize("largest", [1e-320, 1e-300, 1.0, 1e300, 1.7e308])
+def test_weights_near_the_limits_of_float64_count_like_others(largest):
+    """Their sum would overflow, or their products vanish."""
+    weights = np.array([1.0, 1.0, 0.5, 0.25]) * largest
+    counts = sum(np.bincount(weighted_order(weights, np.random.default_rng(seed)), minlength=4) for seed in range(500))
+    np.testing.assert_allclose(counts / 500, 4 * np.array([1.0, 1.0, 0.5, 0.25]) / 2.75, atol=0.1)
+    split = Split(
+        images=np.zeros((4, 1)), labels=np.array([0, 0, 1, 1]), weights=np.array([1.0, 0.5, 1.0, 0.5]) * largest
+    )
+    found = Weighting(classes=f"{largest},{largest}").of_client(split, np.arange(4), 2)
+    np.testing.assert_allclose(found / found.max(), [1, 0.5, 1, 0.5], rtol=1e-2)
+
+
 def test_equal_weights_have_each_sample_once():
     for seed in range(50):
         order = weighted_order(np.full(33, 0.1), np.random.default_rng(seed))
@@ -116,7 +132,8 @@ def test_weights_of_samples_and_classes_are_multiplied(tmp_path):
     dataset, indices = federated.dataset, federated.train_indices(0)
     assert dataset.test.weights is not None  # of the same file; nothing reads them
     wanted = dataset.train.weights[indices] * np.array([1, 1, 5, 1])[dataset.train.labels[indices]]
-    np.testing.assert_array_equal(federated.client(0).train_weights, wanted)
+    found = federated.client(0).train_weights
+    np.testing.assert_allclose(found / found.max(), wanted / wanted.max())
     assert set(dataset.train.weights) <= set(weights)
 
 
@@ -133,6 +150,10 @@ def test_held_back_samples_take_their_weights_along(tmp_path):
     kept = data.with_training(torch.tensor([3, 1, 4]))
     np.testing.assert_array_equal(kept.train_weights, data.train_weights[[3, 1, 4]])
     assert torch.equal(kept.train_labels, data.train_labels[[3, 1, 4]])
+    one = np.zeros(len(data.train_labels))
+    one[0] = 1
+    with pytest.raises(DataError, match="no sample that is trained on has a weight above 0"):
+        replace(data, train_weights=one).with_training(torch.tensor([1, 2]))
     assert replace(data, train_weights=None).with_training(torch.tensor([0])).train_weights is None
 
 
@@ -186,12 +207,23 @@ def test_noisy_steps_refuse_weights(tmp_path):
     assert ignored.client(0).train_weights is None
 
 
-@pytest.mark.parametrize("text", ["1,0,1,1", "1,1,1,101"])
+@pytest.mark.parametrize("text", ["1,0,1,1", "1,1,1,11"])
 def test_a_node_with_an_owner_refuses_weights_that_single_out_a_class(tmp_path, text):
     data_of(tmp_path)
     own = {"data": f"npz:{tmp_path / 'own.npz'}", "num-partitions": 1, "partition-id": 0, "state-dir": str(tmp_path)}
     settings = default_settings() | {"method": "fedavg", "num-clients": 1}
-    with pytest.raises(RefusalError, match="must not differ by more than a factor of 100"):
+    with pytest.raises(RefusalError, match="must not differ by more than a factor of 10 on"):
         NodeApp(NodeConfig.of(own), settings | {"class-weights": text}).data()
-    data = NodeApp(NodeConfig.of(own), settings | {"class-weights": "1,1,1,100"}).data()
-    assert set(data.client(0).train_weights) == {1, 100}
+    data = NodeApp(NodeConfig.of(own), settings | {"class-weights": "1,1,1,10"}).data()
+    assert set(data.client(0).train_weights) == {0.1, 1}
+
+
+def test_a_node_that_joins_refuses_them_too(tmp_path):
+    """The settings of a joining step are the server's."""
+    data_of(tmp_path)
+    recipe = TargetRecipe(target="mlp", input_shape=(1, 6, 5), mean=(0.5,), std=(0.5,), classes=("0", "1", "2", "3"))
+    text = json.dumps(default_settings() | {"method": "pfedhn", "class-weights": "0,0,0,1"})
+    own = {"join-data": f"npz:{tmp_path / 'own.npz'}", "novel-output": str(tmp_path / "out"), "device": "cpu"}
+    joining = JoiningNode.of(NodeConfig.of(own | {"partition-id": 0, "num-partitions": 1}))
+    with pytest.raises(RefusalError, match="must not differ by more than a factor of 10"):
+        joining._member(JoiningStep(settings=text, number=1, is_last=False), recipe)

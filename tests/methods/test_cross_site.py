@@ -2,15 +2,16 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from federations import small_settings, trained
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 
-from clients.engine.cross_site import score_models
+from clients.engine.cross_site import score_models, send_model
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import check_run, client_of
 from hyperfl_flwr.app.node import NodeApp
@@ -29,7 +30,9 @@ from hyperfl_flwr.protocol.queries import CORRECT, SCORE_MODELS, SEND_MODEL, Que
 from hyperfl_flwr.results.report import write_report
 from hyperfl_flwr.runs.cross_site import CrossSite
 from hyperfl_flwr.runs.run_directory import read_failures
+from hyperfl_flwr.server.fetching import ReplyLimits
 from hyperfl_flwr.server.in_process_grid import FIRST_NODE_ID, InProcessGrid
+from strategies.engine.query_clients import Query, _limits
 
 ABLE = [name for name in METHODS if client_of(name).is_network and not METHODS[name].weight_epsilon]
 """Methods whose clients' predictions are those of a network, without noise."""
@@ -110,7 +113,9 @@ def test_nothing_else_of_a_run_changes(federate):
 def test_many_models_travel_in_several_messages(federate, monkeypatch):
     whole = found_in(federate("fedrep", cross_site=True))
     monkeypatch.setattr("strategies.engine.cross_site.MESSAGE_BYTES", 1)
-    assert found_in(federate("fedrep", cross_site=True)) == whole
+    several = found_in(federate("fedrep", cross_site=True))
+    assert several.bytes_on_wire > whole.bytes_on_wire
+    assert replace(several, bytes_on_wire=whole.bytes_on_wire) == whole
 
 
 def test_the_report_shows_it(federate):
@@ -160,6 +165,87 @@ def test_a_node_refuses_what_its_owner_or_the_run_does_not_name(kind, asked, wil
     assert reply.error.reason.startswith("models are exchanged only in runs with cross-site = true")
 
 
+def asked_again(settings, own, kind, experiment, **changes):
+    """Return a node's answer to a message about an earlier run, with settings that the server chooses."""
+    grid = InProcessGrid(app, 1, {**settings, **changes})
+    grid._contexts[FIRST_NODE_ID].node_config |= own
+    request = Request(round=3, experiment=experiment, run_directory="", clients=[0], versions=[2], kept_versions=[2])
+    content = RecordDict({ARRAYS: ArrayRecord(), CONFIG: request.to_record(), "question": QuerySpec().to_record()})
+    return grid.send_and_receive([Message(content, dst_node_id=FIRST_NODE_ID, message_type=kind)])[0]
+
+
+@pytest.mark.parametrize("kind", [SEND_MODEL, SCORE_MODELS, MessageType.TRAIN, MessageType.EVALUATE])
+def test_models_of_runs_without_it_do_not_leave(kind, federate, tmp_path):
+    """Neither by naming an earlier run in the messages of one that asks for models, nor by training it again."""
+    own = {"state-dir": str(tmp_path / "node-0"), "device": "cpu"}
+    run = federate("fedrep", 1, grid=owners_grid(tmp_path, ()), num_clients=1)
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert (tmp_path / "node-0" / manifest["experiment"] / "client-00000" / "model.npz").is_file()
+    own |= {"cross-site": True}
+    asking = manifest["settings"] | {"cross-site": True}
+    reply = asked_again(asking, own, kind, manifest["experiment"])
+    assert reply.has_error()
+    assert "this run began without cross-site = true" in reply.error.reason
+
+
+@pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.EVALUATE])
+def test_a_run_keeps_what_it_began_with(kind, federate, tmp_path):
+    """A server cannot promise more privacy in some messages of a run and ask for the models in others."""
+    own = {"state-dir": str(tmp_path / "node-0"), "device": "cpu", "cross-site": True}
+    run = federate("fedrep", 1, grid=owners_grid(tmp_path, (0,)), num_clients=1, cross_site=True)
+    manifest = json.loads((run / "manifest.json").read_text())
+    private = manifest["settings"] | {"cross-site": False, "dp.epsilon": 1.0}
+    reply = asked_again(private, own, kind, manifest["experiment"])
+    assert reply.has_error()
+    assert "this run began with cross-site = true, which must stay" in reply.error.reason
+
+
+def test_models_of_another_client_are_not_sent(federate):
+    run = federate("fedrep", cross_site=True)
+    folders = [run / "clients" / f"client-{number:05d}" / "model.npz" for number in (0, 1)]
+    member = member_of(run)
+    folders[0].write_bytes(folders[1].read_bytes())
+    with pytest.raises(StateError, match="the kept model is of client 1"):
+        send_model(member, {}, QuerySpec())
+    folders[0].unlink()
+    with pytest.raises(StateError, match="no round has trained it on this node") as caught:
+        send_model(member, {}, QuerySpec())
+    assert caught.value.public
+
+
+def test_replies_with_whole_models_are_within_the_limits():
+    """A question without arrays asks for arrays of many bytes; the limits of its reply allow them."""
+    arrays = {f"personalized/{number}": np.zeros(1_000_000, np.float32) for number in range(600)}
+    query = Query(kind=SEND_MODEL, clients=[0, 1], expected={0: arrays, 1: arrays})
+    question = Message(RecordDict(), dst_node_id=1, message_type=SEND_MODEL)
+    limits = _limits(question, [0, 1], query)
+    assert limits.num_bytes > 2 * 600 * 4_000_000 * 1.1
+    assert limits.num_objects > 2 * 600 * (1 + 4)
+    assert ReplyLimits.to(question.content).num_bytes < 17_000_000
+
+
+def test_clients_that_no_round_has_trained_are_left_out(federate):
+    run = federate("fedrep", cross_site=True, **{"fraction-train": 0.4, "last-round": "sampled", "num-rounds": 1})
+    assert len(found_in(run).clients) == 2
+    reasons = [failure.reason for failure in read_failures(run) if failure.phase == "cross-site"]
+    assert len(reasons) == 3
+    assert all("no round has trained it" in reason for reason in reasons)
+
+
+def test_after_an_early_end_it_is_of_the_last_round(federate):
+    stopping = {"early-stopping": 1, "data.validation-fraction": 0.3, "learning-rate": 1e-9, "num-rounds": 30}
+    run = federate("fedrep", cross_site=True, **stopping, **{"fraction-train": 0.4, "last-round": "sampled"})
+    last = summary_of(run)["rounds"]
+    assert last < 30
+    assert {failure.round for failure in read_failures(run) if failure.phase == "cross-site"} <= {last}
+
+
+def test_the_report_says_what_left_where_no_matrix_was_made(federate, tmp_path):
+    run = federate("fedrep", 5, grid=owners_grid(tmp_path, (0, 1), **{"max-message-mb": 0.1}), cross_site=True)
+    assert CrossSite.read(run) is None
+    assert "but for the whole models of the cross-site matrix" in write_report(run).read_text()
+
+
 def test_the_ledger_says_that_whole_models_left(federate, tmp_path, call):
     federate("fedrep", 5, grid=owners_grid(tmp_path, (0, 1)), cross_site=True)
     for partition, left in ((0, True), (4, False)):
@@ -198,6 +284,10 @@ def test_methods_without_one_network_are_refused():
     config = RunConfig.from_flat(small_settings(method="knn-per", cross_site=True))
     with pytest.raises(ConfigError, match="cross-site must be false with knn-per, got true"):
         check_run(config, (1, 8, 8), 10)
+    mixed = {"priv-hfl.mixing": True}
+    config = RunConfig.from_flat(small_settings(method="priv-hfl", cross_site=True, **mixed))
+    with pytest.raises(ConfigError, match=r"cross-site must be false with priv-hfl\.mixing"):
+        check_run(config, (1, 8, 8), 10)
     config = RunConfig.from_flat(small_settings(method="pfedhn", cross_site=True, **{"pfedhn.targets": "cnn,mlp"}))
     with pytest.raises(ConfigError, match="different networks, got cnn, mlp"):
         check_run(config, (1, 8, 8), 10)
@@ -208,22 +298,27 @@ def test_an_owner_who_keeps_no_model_cannot_take_part():
         NodeConfig.of({"keep-model": False, "cross-site": True})
 
 
+def member_of(run, client=0):
+    """Return a client of a finished simulation, as a message after the last round has it."""
+    manifest = json.loads((run / "manifest.json").read_text())
+    config = NodeConfig.of_context(next(iter(plain_grid(1, manifest["settings"])._contexts.values())))
+    request = Request(
+        round=2, experiment=manifest["experiment"], run_directory=str(run), clients=[client], versions=[0],
+        kept_versions=[0],
+    )  # fmt: skip
+    return NodeApp(config, manifest["settings"]).cohort(request).make_client(client)
+
+
 class TestScoring:
     """A client's check of the models that it is to evaluate."""
 
     @pytest.fixture
     def member(self, tmp_path):
         run = trained(small_settings(method="fedrep", output=str(tmp_path / "run"), cross_site=True))
-        settings = json.loads((run / "manifest.json").read_text())["settings"]
-        grid = plain_grid(1, settings)
-        config = NodeConfig.of_context(next(iter(grid._contexts.values())))
-        experiment = json.loads((run / "manifest.json").read_text())["experiment"]
-        request = Request(
-            round=2, experiment=experiment, run_directory=str(run), clients=[0], versions=[0], kept_versions=[0]
-        )
-        member = NodeApp(config, settings).cohort(request).make_client(0)
         kept = KeptModel.read(run / "clients" / "client-00000")
-        return member, {f"personalized/{name}": np.stack([value, value]) for name, value in kept.tensors.items()}
+        return member_of(run), {
+            f"personalized/{name}": np.stack([value, value]) for name, value in kept.tensors.items()
+        }
 
     def test_right_models_are_counted(self, member):
         client, models = member
@@ -254,7 +349,12 @@ class TestScoring:
 
 
 def test_a_damaged_file_is_named(tmp_path):
-    for text in ("{", "{}", '{"clients": [0], "samples": [1], "accuracy": [[1]]}', "[]"):
+    square = '{"clients": [0, 1], "samples": [1, 1], "accuracy": %s}'
+    wrong = [
+        square % cells
+        for cells in ('[["a", "b"], ["c", "d"]]', '["ab", "cd"]', "[[0, NaN], [0, 1]]", "[[0, 2], [0, 1]]")
+    ]
+    for text in ("{", "{}", '{"clients": [0], "samples": [1], "accuracy": [[1]]}', "[]", *wrong):
         (tmp_path / "cross_site.json").write_text(text)
         with pytest.raises(StateError, match=r"cross_site\.json is damaged"):
             CrossSite.read(tmp_path)

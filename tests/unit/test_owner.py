@@ -52,7 +52,7 @@ def test_all_that_is_wrong_is_told_together_and_the_server_learns_the_keys() -> 
 
 @pytest.mark.parametrize("data", ["npz:", "folder:", "npz:PATH"])
 def test_data_must_name_something(data: str) -> None:
-    with pytest.raises(ConfigError, match="data must name a file after npz: or a folder after folder:"):
+    with pytest.raises(ConfigError, match="data must name a file after npz: or csv:, or a folder after folder:"):
         NodeConfig.of(context(data=data).node_config)
 
 

@@ -18,6 +18,7 @@ from hyperfl_flwr.app import host_report
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError, DeviceError
+from hyperfl_flwr.data.digests import data_digest
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.launch.app_bundle import build_app
 from hyperfl_flwr.launch.cluster import Cluster, Host, hosts_of, parse_address
@@ -199,7 +200,7 @@ def test_other_samples_are_other_data(tmp_path: Path) -> None:
         change(changed)
         np.savez(tmp_path / f"{name}.npz", **changed)
         given = default_settings() | {"dataset": f"npz:{tmp_path / name}.npz", "num-clients": 2}
-        return host_report.data_digest(load_federated_data(RunConfig.from_flat(given).data_settings()).dataset)
+        return data_digest(load_federated_data(RunConfig.from_flat(given).data_settings()).dataset)
 
     def set_to(key: str, position: Any, value: int) -> Callable[[Mapping[str, Any]], None]:
         return lambda changed: changed[key].__setitem__(position, value)
