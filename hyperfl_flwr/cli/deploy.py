@@ -3,6 +3,8 @@
 Flower's own programs run the SuperLink and the nodes.
 """
 
+import contextlib
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
@@ -66,6 +68,33 @@ def run_check(
     if json:
         typer.echo(as_json(findings))
     raise typer.Exit(exit_code(findings))
+
+
+@deployments.command("status")
+def run_status(
+    folder: Folder,
+    serve: Annotated[bool, typer.Option("--serve", help="Serve it as a page on this machine, until Ctrl-C.")] = False,
+    port: Annotated[int, typer.Option(help="Port of the page; 0 for a free one.", min=0, max=65535)] = 8790,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the SuperLink, the nodes and the latest runs of a deployment; nothing is changed."""
+    from hyperfl_flwr.deploy.status import Status
+
+    deployment = Deployment.read(folder)
+    if serve:
+        from hyperfl_flwr.deploy.status_server import StatusServer
+
+        with StatusServer(deployment, port) as server:
+            out.print(server.address, markup=False)
+            with contextlib.suppress(KeyboardInterrupt):
+                server.serve_forever()
+        return
+    found = Status.of(deployment)
+    if json:
+        typer.echo(dumps(found.entry(), indent=2))
+        return
+    for line in found.lines():
+        out.print(line, markup=False, soft_wrap=True)
 
 
 @deployments.command("own-key")

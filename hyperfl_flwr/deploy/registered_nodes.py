@@ -17,10 +17,12 @@ class RegisteredNode:
     Attributes:
         flower_id: Flower's permanent id of the node, 0 .. 2^64-1.
         online: Whether the node is connected; a killed node counts as online for up to a minute.
+        since: Time since when it is online or not, UTC, ISO 8601; empty if it was never online.
     """
 
     flower_id: int
     online: bool
+    since: str = ""
 
 
 def registered_nodes(deployment: Deployment) -> dict[int, RegisteredNode]:
@@ -33,7 +35,7 @@ def registered_nodes(deployment: Deployment) -> dict[int, RegisteredNode]:
     if not deployment.database.is_file():
         return {}
     return {
-        numbers[node.public_key]: RegisteredNode(flower_id=node.flower_id, online=node.online)
+        numbers[node.public_key]: RegisteredNode(flower_id=node.flower_id, online=node.online, since=node.since)
         for node in database.registered_nodes(deployment.database)
         if node.public_key in numbers
     }

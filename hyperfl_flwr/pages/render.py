@@ -68,7 +68,12 @@ def write_page(file: Path, template: str, *, mode: int = 0o644, **content: objec
         mode: Permissions of the file.
         **content: Variables of the template. All texts are escaped, also those of this project.
     """
-    write_atomically(file, _environment().get_template(template).render(content).encode(), mode=mode)
+    write_atomically(file, page(template, **content).encode(), mode=mode)
+
+
+def page(template: str, **content: object) -> str:
+    """Return a page as text, see `write_page`."""
+    return _environment().get_template(template).render(content)
 
 
 def plain(value: object) -> str:

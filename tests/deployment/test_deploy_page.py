@@ -177,7 +177,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
 
 def test_the_page_has_the_commands() -> None:
     commands = page_commands()
-    for word in ("init", "register", "renew", "check"):
+    for word in ("init", "register", "renew", "check", "status"):
         assert any(command.startswith(f"hyperfl deploy {word} ") for command in commands), word
 
 
@@ -202,6 +202,10 @@ def test_a_run_leaves_its_results_on_both_sides(machines: Machines) -> None:
     page = Path(machines.said["hyperfl report node-0"].strip())
     assert page.is_relative_to(machines.folder / "owner" / "node-0" / "state")
     assert f'<dd class="value">{100 * newest["personalized_accuracy"]:.2f} %</dd>' in page.read_text()
+    status = machines.said["hyperfl deploy status fl"]
+    assert "SuperLink at localhost:" in status
+    assert "nodes: 2 of 2 connected" in status
+    assert "hyperfl, round 3 of 3, accuracy: personalized" in status
     told = next(said for command, said in machines.said.items() if command.startswith("hyperfl ledger"))
     assert "These groups are private and stayed on the node: classifier, embedding" in told
 

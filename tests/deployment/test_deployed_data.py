@@ -23,6 +23,8 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.data.sample_format import title_of
+from hyperfl_flwr.deploy.layout import Deployment
+from hyperfl_flwr.deploy.status import Status
 from hyperfl_flwr.node.data_versions import versions_of
 from hyperfl_flwr.runs.cross_site import CrossSite
 from hyperfl_flwr.runs.run_directory import read_manifest
@@ -187,6 +189,16 @@ def test_a_folder_with_another_class_is_refused_by_number_and_the_others_go_on(o
     assert "Mrs. Secret" in owners.made.nodes[2].log
     servers = [path for folder in (owners.output, owners.made.server.folder) for path in folder.rglob("*")]
     assert not any(b"Mrs. Secret" in path.read_bytes() for path in servers if path.is_file())
+
+
+def test_the_status_has_nodes_and_the_run(owners: Owners) -> None:
+    found = Status.of(Deployment.read(owners.made.folder))
+    assert found.superlink == "running"
+    assert [(node.number, node.state) for node in found.nodes] == [(number, "connected") for number in range(3)]
+    (run,) = found.runs
+    assert (run.status, run.folder, run.round, run.num_rounds) == ("finished:completed", str(owners.output), 1, 1)
+    assert run.away == (2,)
+    assert any("node 2 is missing" in problem or "class folders" in problem for problem in run.problems)
 
 
 def test_the_data_set_of_the_settings_is_not_said_to_have_been_used(owners: Owners) -> None:

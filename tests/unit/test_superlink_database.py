@@ -33,7 +33,15 @@ COLUMNS = {
     "run": {"run_id", "primary_task_id", "override_config"},
     "task": {"task_id", "pending_at", "starting_at", "running_at", "finished_at", "sub_status", "details"},
     "task_logs": {"task_id", "log"},
-    "node": {"node_id", "status", "online_until", "public_key", "unregistered_at"},
+    "node": {
+        "node_id",
+        "status",
+        "online_until",
+        "last_activated_at",
+        "last_deactivated_at",
+        "public_key",
+        "unregistered_at",
+    },
 }
 
 
@@ -50,7 +58,14 @@ def test_flowers_tables_have_the_columns_that_are_read(superlink: tuple[SqlLinkS
             return sqlite3.SQLITE_OK
 
         connection.set_authorizer(note)
-        for name in ("_STATE_QUERY", "_LOG_QUERY", "_UNFINISHED_QUERY", "_NODES_QUERY", "_UNREGISTERED_QUERY"):
+        for name in (
+            "_STATE_QUERY",
+            "_LOG_QUERY",
+            "_UNFINISHED_QUERY",
+            "_LATEST_QUERY",
+            "_NODES_QUERY",
+            "_UNREGISTERED_QUERY",
+        ):
             statement = getattr(database, name)
             connection.execute(f"EXPLAIN {statement}", [0] * statement.count("?")).close()
     assert read == {(table, column) for table, columns in COLUMNS.items() for column in columns}

@@ -22,7 +22,12 @@ WHERE run.run_id = ? AND task_logs.rowid > ? ORDER BY task_logs.rowid"""
 _UNFINISHED_QUERY = """
 SELECT run.run_id, run.override_config FROM run JOIN task ON task.task_id = run.primary_task_id
 WHERE task.finished_at IS NULL OR task.finished_at = ''"""
-_NODES_QUERY = "SELECT node_id, status, online_until, public_key FROM node WHERE unregistered_at IS NULL"
+_LATEST_QUERY = """
+SELECT run.run_id, run.override_config FROM run JOIN task ON task.task_id = run.primary_task_id
+ORDER BY task.pending_at DESC LIMIT ?"""
+_NODES_QUERY = """
+SELECT node_id, status, online_until, last_activated_at, last_deactivated_at, public_key FROM node
+WHERE unregistered_at IS NULL"""
 _UNREGISTERED_QUERY = "SELECT public_key FROM node WHERE unregistered_at IS NOT NULL"
 
 
@@ -33,11 +38,13 @@ class NodeRecord:
     Attributes:
         flower_id: Flower's id of the node, 0 .. 2^64-1.
         online: Whether the node is connected; a killed node counts as online for up to a minute.
+        since: Time since when it is online or not, UTC, ISO 8601 in seconds; empty if it was never online.
         public_key: The node's registered public key, in PEM format.
     """
 
     flower_id: int
     online: bool
+    since: str
     public_key: bytes
 
 
@@ -80,6 +87,16 @@ def unfinished_runs(database: Path) -> dict[int, dict[str, object]]:
     return {_unsigned(run_id): json.loads(settings or "{}") for run_id, settings in rows}
 
 
+def latest_runs(database: Path, number: int) -> dict[int, dict[str, object]]:
+    """Return the last runs, the newest first: the settings that override the app's, by run id.
+
+    Raises:
+        sqlite3.Error: The database cannot be read.
+    """
+    rows = _query(database, _LATEST_QUERY, number)
+    return {_unsigned(run_id): json.loads(settings or "{}") for run_id, settings in rows}
+
+
 def registered_nodes(database: Path) -> list[NodeRecord]:
     """Return the registered nodes; none if the SuperLink has not created its tables yet."""
     try:
@@ -90,10 +107,12 @@ def registered_nodes(database: Path) -> list[NodeRecord]:
     return [
         NodeRecord(
             flower_id=_unsigned(flower_id),
-            online=status == "online" and until > now,
+            online=(is_online := status == "online" and until > now),
+            # A node that says goodbye is deactivated; of one that falls silent, only the end of its lease is known.
+            since=_time(activated if is_online else until if status == "online" else deactivated),
             public_key=key,
         )
-        for flower_id, status, until, key in rows
+        for flower_id, status, until, activated, deactivated, key in rows
     ]
 
 
@@ -109,6 +128,14 @@ def _query(database: Path, statement: str, *values: int) -> list[tuple[Any, ...]
     name = f"{database.absolute().as_uri()}?mode=ro"
     with contextlib.closing(sqlite3.connect(name, uri=True, timeout=5)) as connection:
         return connection.execute(statement, values).fetchall()
+
+
+def _time(value: str | float | None) -> str:
+    """Return a time of the database, seconds or a text, as a text in seconds; empty for no time."""
+    if not value:
+        return ""
+    found = datetime.fromisoformat(value) if isinstance(value, str) else datetime.fromtimestamp(value, UTC)
+    return found.astimezone(UTC).isoformat(timespec="seconds")
 
 
 def _signed(number: int) -> int:

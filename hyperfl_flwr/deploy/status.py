@@ -1,0 +1,198 @@
+"""The state of a deployment for its operator: SuperLink, nodes and runs; everything is read, nothing is changed."""
+
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperfl_flwr.core.errors import HyperFLError
+from hyperfl_flwr.deploy.layout import Deployment
+from hyperfl_flwr.deploy.probe import probe
+from hyperfl_flwr.deploy.registered_nodes import registered_nodes
+from hyperfl_flwr.flower.superlink import database
+from hyperfl_flwr.protocol.messages import printable
+from hyperfl_flwr.runs.run_directory import read_failures, read_manifest, read_metrics
+
+MOST_RUNS = 5
+"""Number of the latest runs that are described."""
+
+MOST_PROBLEMS = 10
+"""Number of the latest problems of a run that are listed."""
+
+_PROBLEM = re.compile(r"^\S+ \S+ (?:WARNING|ERROR) (.*)$")
+"""A line of a run's log about a problem."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeState:
+    """A node as the SuperLink sees it.
+
+    Attributes:
+        number: The node's number.
+        state: `connected`, `away`, or `not registered`.
+        since: Time since when it is connected or away, UTC, ISO 8601; empty if it is not known.
+    """
+
+    number: int
+    state: str
+    since: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """A run on the SuperLink.
+
+    Attributes:
+        run_id: Flower's id.
+        status: `pending`, `starting`, `running`, or `finished:` with `completed`, `failed` or `stopped`.
+        folder: Its folder; empty if its settings do not name one.
+        method: Its method; empty until its folder has a manifest.
+        start: Time of its start, UTC, ISO 8601; empty likewise.
+        round: Last finished round.
+        num_rounds: Number of rounds that it is to have; 0 until its folder has a manifest.
+        personalized: Mean accuracy of the last finished round after local training, in [0, 1]; None without one.
+        aggregate: Mean accuracy of the last global state that was evaluated, in [0, 1]; None without one.
+        away: Clients that were away in the last finished round.
+        problems: The latest problems: warnings and errors of its log, and clients that were left out.
+    """
+
+    run_id: int
+    status: str
+    folder: str
+    method: str = ""
+    start: str = ""
+    round: int = 0
+    num_rounds: int = 0
+    personalized: float | None = None
+    aggregate: float | None = None
+    away: Sequence[int] = ()
+    problems: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """The state of a deployment.
+
+    Attributes:
+        folder: The deployment's folder.
+        address: Address of its SuperLink.
+        superlink: `running`, or why it does not answer.
+        nodes: Its nodes, by number.
+        runs: Its latest runs, the newest first.
+    """
+
+    folder: str
+    address: str
+    superlink: str
+    nodes: Sequence[NodeState]
+    runs: Sequence[RunState]
+
+    @classmethod
+    def of(cls, deployment: Deployment) -> "Status":
+        """Read the state of a deployment on the SuperLink's machine.
+
+        Raises:
+            StateError: If the file of a node's public key is missing or damaged.
+        """
+        answer, found = probe("127.0.0.1", deployment.port, deployment.server / "ca.crt", direct=True)
+        registered = registered_nodes(deployment)
+        nodes = [
+            NodeState(
+                number=number,
+                state="connected" if registered[number].online else "away",
+                since=registered[number].since,
+            )
+            if number in registered
+            else NodeState(number=number, state="not registered")
+            for number in range(deployment.num_nodes)
+        ]
+        return cls(
+            folder=str(deployment.folder),
+            address=f"{deployment.host}:{deployment.port}",
+            superlink="running" if answer is not None else f"not running: {found.text}",
+            nodes=nodes,
+            runs=list(_runs(deployment.database)),
+        )
+
+    def entry(self) -> dict[str, Any]:
+        """Return the state as plain values, for JSON."""
+        return asdict(self)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the state as lines of text."""
+        yield f"SuperLink at {self.address}: {self.superlink}"
+        connected = [node for node in self.nodes if node.state == "connected"]
+        yield f"nodes: {len(connected)} of {len(self.nodes)} connected"
+        for node in self.nodes:
+            if node.state != "connected":
+                yield f"  node {node.number}: {node.state}" + (f" since {node.since}" if node.since else "")
+        if not self.runs:
+            yield "runs: none yet"
+        for run in self.runs:
+            yield f"run {run.folder or run.run_id}: {run.status}"
+            if run.num_rounds:
+                yield (
+                    f"  {run.method}, round {run.round} of {run.num_rounds}, accuracy: personalized "
+                    f"{_percent(run.personalized)}, aggregate {_percent(run.aggregate)}"
+                )
+            if run.away:
+                yield f"  away in round {run.round}: clients {', '.join(map(str, run.away))}"
+            for problem in run.problems:
+                yield f"  {problem}"
+
+
+def _runs(file: Path) -> Iterator[RunState]:
+    """Yield the latest runs in a SuperLink's database, the newest first."""
+    if not file.is_file():
+        return
+    try:
+        found = database.latest_runs(file, MOST_RUNS)
+    except sqlite3.Error:  # of a SuperLink that has made no tables yet
+        return
+    for run_id, settings in found.items():
+        status = database.run_status(file, run_id)
+        folder = str(settings.get("resume") or settings.get("output") or "")
+        state = RunState(run_id=run_id, status=status[0] if status else "pending", folder=folder)
+        yield _described(state) if folder else state
+
+
+def _described(state: RunState) -> RunState:
+    """Return the state of a run with what its folder says; unchanged if it has none on this machine."""
+    path = Path(state.folder)
+    try:
+        manifest, records = read_manifest(path), list(read_metrics(path))
+        left_out = read_failures(path)
+    except (HyperFLError, OSError):
+        return state
+    rounds = [record for record in records if record["kind"] == "train"]
+    received = [record for record in records if record["kind"] == "aggregate"]
+    last: Mapping[str, Any] = rounds[-1] if rounds else {}
+    failures = [f"round {each.round}, client {each.client}, {each.phase}: {each.reason}" for each in left_out]
+    return RunState(
+        run_id=state.run_id,
+        status=state.status,
+        folder=state.folder,
+        method=str(manifest["settings"]["method"]),
+        start=str(manifest["start"]),
+        round=last.get("round", 0),
+        num_rounds=int(manifest["settings"]["num-rounds"]),
+        personalized=last.get("personalized_accuracy"),
+        aggregate=received[-1].get("aggregate_accuracy") if received else None,
+        away=tuple(last.get("away", ())),
+        problems=[*failures, *_logged(path / "server.log")][-MOST_PROBLEMS:],
+    )
+
+
+def _logged(file: Path) -> list[str]:
+    """Return the warnings and errors in a run's log, each once."""
+    if not file.is_file():
+        return []
+    with file.open(errors="replace") as lines:
+        found = [match[1] for line in lines if (match := _PROBLEM.match(line))]
+    return [printable(text) for text in dict.fromkeys(found)]
+
+
+def _percent(share: float | None) -> str:
+    return "none" if share is None else f"{100 * share:.2f} %"

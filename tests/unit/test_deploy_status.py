@@ -1,0 +1,216 @@
+"""`hyperfl deploy status`: what it reads of a SuperLink's database and of runs, as text, as JSON and as a page."""
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from federations import Call, small_settings, trained
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.superlink.federation import NoOpFederationManager
+from little_servers import free_port
+
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.deploy.keys import read_public_key
+from hyperfl_flwr.deploy.layout import Deployment
+from hyperfl_flwr.deploy.provision import init
+from hyperfl_flwr.deploy.status import MOST_PROBLEMS, Status
+from hyperfl_flwr.deploy.status_server import StatusServer, status_page
+from hyperfl_flwr.launch.flower_env import can_use_database_file
+
+pytestmark = pytest.mark.filterwarnings("ignore:No path_separator")  # from alembic, with Flower's settings
+
+
+@dataclass(frozen=True)
+class Made:
+    """A deployment without a SuperLink, of whose three nodes one is connected, one has left and one is unknown.
+
+    Attributes:
+        deployment: The deployment.
+        state: Flower's object that writes the SuperLink's database.
+    """
+
+    deployment: Deployment
+    state: SqlLinkState
+
+    def new_run(self, **settings: str) -> int:
+        """Start a run as a SuperLink does; return the id of its task."""
+        run_id = self.state.create_run(
+            fab_id=None, fab_version=None, fab_hash=None, override_config=settings, federation_id=NOOP_FEDERATION_ID,
+            federation_config=None, flwr_aid=None, primary_task_type=TaskType.SERVER_APP,
+        )  # fmt: skip
+        (task,) = self.state.get_tasks(run_ids=[run_id])
+        return int(task.task_id)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Made]:
+    if not can_use_database_file():
+        pytest.skip("Flower cannot make a database where it is installed")
+    deployment = Deployment(folder=tmp_path / "fl", host="127.0.0.1", port=free_port(), num_nodes=3)
+    init(deployment)
+    state = SqlLinkState(str(deployment.database), NoOpFederationManager(), ObjectStoreFactory().store())
+    state.initialize()
+    pem = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    for number in (0, 1):
+        key = read_public_key(deployment.public_key(number)).public_bytes(*pem)
+        node = state.create_node("owner", "owner", key, 30.0)
+        assert state.activate_node(node, 30.0)
+        if number == 1:
+            assert state.deactivate_node(node)
+    yield Made(deployment, state)
+    state._engine.dispose()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Return the folder of a run of two rounds in which a client was left out."""
+    folder = trained(small_settings(method="fedavg", output=str(tmp_path / "run")))
+    (folder / "failures" / "round-000002-client-00003.txt").write_text("no <memory> left\n\ndetails")
+    with (folder / "server.log").open("a") as log:
+        log.write("2026-01-01 10:00:00,000 WARNING node 2 is missing (clients 2)\n" * 2)
+        log.write("2026-01-01 10:00:00,000 INFO all is well\n")
+    return folder
+
+
+def test_nodes_are_those_of_the_superlink(made: Made) -> None:
+    found = Status.of(made.deployment)
+    assert [(node.number, node.state) for node in found.nodes] == [
+        (0, "connected"), (1, "away"), (2, "not registered"),
+    ]  # fmt: skip
+    assert all(node.since.endswith("+00:00") for node in found.nodes[:2])
+    assert found.nodes[2].since == ""
+    assert found.superlink.startswith("not running: ")
+    assert list(found.lines())[1:] == [
+        "nodes: 1 of 3 connected",
+        f"  node 1: away since {found.nodes[1].since}",
+        "  node 2: not registered",
+        "runs: none yet",
+    ]
+
+
+def test_runs_have_rounds_accuracies_and_problems(made: Made, run: Path) -> None:
+    made.new_run(output="/nowhere")
+    task = made.new_run(output=str(run))
+    assert made.state.claim_task(task) is not None
+    assert made.state.activate_task(task)
+    newest, older = Status.of(made.deployment).runs
+    summary = json.loads((run / "summary.json").read_text())
+    assert (newest.folder, newest.status, newest.method) == (str(run), "running", "fedavg")
+    assert (newest.round, newest.num_rounds) == (2, 2)
+    assert newest.personalized == pytest.approx(summary["test_accuracy"])
+    assert newest.aggregate == pytest.approx(summary["test_accuracy_aggregate"])
+    assert "round 2, client 3, training: no <memory> left" in newest.problems
+    assert newest.problems.count("node 2 is missing (clients 2)") == 1
+    assert not any("all is well" in problem for problem in newest.problems)
+    assert (older.folder, older.status, older.method, older.num_rounds) == ("/nowhere", "pending", "", 0)
+
+
+def test_few_runs_and_problems_are_listed(made: Made, run: Path) -> None:
+    for number in range(30):
+        (run / "failures" / f"round-000002-client-{number:05d}.txt").write_text(f"reason {number}\n")
+    for _ in range(8):
+        made.new_run(output=str(run))
+    found = Status.of(made.deployment)
+    assert len(found.runs) == 5
+    assert len(found.runs[0].problems) == MOST_PROBLEMS
+
+
+def test_a_new_deployment_has_nothing_yet(tmp_path: Path) -> None:
+    deployment = Deployment(folder=tmp_path / "fl", host="127.0.0.1", port=free_port(), num_nodes=2)
+    init(deployment)
+    found = Status.of(deployment)
+    assert {node.state for node in found.nodes} == {"not registered"}
+    assert found.runs == []
+    deployment.database.touch()
+    assert Status.of(deployment).runs == []
+    assert "No run has been submitted yet" in status_page(deployment)
+
+
+def test_the_page_escapes_what_comes_from_nodes(made: Made, run: Path) -> None:
+    made.new_run(output=str(run))
+    page = status_page(made.deployment, refresh=10)
+    assert "no &lt;memory&gt; left" in page
+    assert "<script" not in page
+    assert '<meta http-equiv="refresh" content="10">' in page
+    assert "default-src 'none'" in page
+    assert page.count("<svg ") >= 2
+    assert "refresh" not in status_page(made.deployment).partition("<style>")[0]
+
+
+def test_the_command_prints_text_or_json(made: Made, run: Path, call: Call) -> None:
+    made.new_run(output=str(run))
+    code, text, _ = call("deploy", "status", made.deployment.folder)
+    assert (code, "fedavg, round 2 of 2, accuracy: personalized" in text) == (0, True)
+    code, text, _ = call("deploy", "status", made.deployment.folder, "--json")
+    assert code == 0
+    document = json.loads(text)
+    assert document["runs"][0]["folder"] == str(run)
+    assert document["nodes"][2] == {"number": 2, "state": "not registered", "since": ""}
+
+
+class TestServer:
+    """The page's server, which a browser on this machine alone can read."""
+
+    @pytest.fixture
+    def server(self, made: Made, run: Path) -> Iterator[StatusServer]:
+        made.new_run(output=str(run))
+        with StatusServer(made.deployment, 0) as server:
+            thread = threading.Thread(target=server.serve_forever, daemon=True)
+            thread.start()
+            yield server
+            server.shutdown()
+            thread.join()
+
+    @staticmethod
+    def ask(server: StatusServer, method: str = "GET", path: str = "/", host: str = "") -> tuple[int, str]:
+        port = server.server_address[1]
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request(method, path, headers={"Host": host or f"127.0.0.1:{port}"})
+        reply = connection.getresponse()
+        found = reply.status, reply.read().decode()
+        headers = dict(reply.getheaders())
+        connection.close()
+        assert "Python" not in headers.get("Server", "")
+        if found[0] == 200:
+            assert headers["Cache-Control"] == "no-store"
+            assert headers["X-Frame-Options"] == "DENY"
+        return found
+
+    def test_it_shows_the_state_of_now(self, server: StatusServer, made: Made, run: Path) -> None:
+        assert server.server_address[0] == "127.0.0.1"
+        code, text = self.ask(server)
+        assert (code, str(run) in text) == (200, True)
+        made.new_run(output="/another")
+        assert "/another" in self.ask(server)[1]
+        assert self.ask(server, host=f"localhost:{server.server_address[1]}")[0] == 200
+
+    def test_other_paths_are_not_there(self, server: StatusServer) -> None:
+        for path in ("/x", "/../etc/passwd", "/?a=b", "/favicon.ico"):
+            assert self.ask(server, path=path)[0] == 404, path
+
+    def test_it_only_reads(self, server: StatusServer) -> None:
+        for method in ("POST", "PUT", "DELETE", "HEAD", "OPTIONS"):
+            assert self.ask(server, method=method)[0] == 501, method
+
+    @pytest.mark.parametrize(
+        "host", ["evil.example", "evil.example:8790", "192.0.2.1:8790", "127.0.0.1.evil.example:1"]
+    )
+    def test_other_sites_cannot_read_it(self, server: StatusServer, host: str) -> None:
+        """A site whose name leads to this machine has its own name in the request."""
+        assert self.ask(server, host=host)[0] == 403
+
+    def test_a_damaged_file_is_named(self, server: StatusServer, made: Made) -> None:
+        made.deployment.public_key(0).write_text("no key")
+        code, text = self.ask(server)
+        assert (code, "node-0.pub" in text) == (500, True)
+
+    def test_a_taken_port_is_refused(self, server: StatusServer, made: Made) -> None:
+        with pytest.raises(ConfigError, match=f"port {server.server_address[1]} cannot be used"):
+            StatusServer(made.deployment, server.server_address[1])
