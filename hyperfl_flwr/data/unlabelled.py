@@ -172,7 +172,7 @@ def _read_csv(path: Path, input_shape: tuple[int, ...]) -> Unlabelled:
 def _read_npz(path: Path, input_shape: tuple[int, ...], *, labelled: bool) -> Unlabelled:
     if path.suffix != ".npz":
         problem = "is neither a folder nor an .npz or .csv file" if path.exists() else "does not exist"
-        raise DataError(f"{path} {problem}; give a folder of images or an .npz file")
+        raise DataError(f"{path} {problem}; give a folder of images, an .npz or a .csv file")
     samples, others = read_samples(path)
     if samples.shape[1:] != input_shape:
         raise DataError(

@@ -124,7 +124,7 @@ def write_model(
         stem: Stem of the files' names.
     """
     parameters, document, code = (folder / name for name in file_names(stem))
-    facts = {name: getattr(recipe, name) for name in NAMES if name != "body" or recipe.body}
+    facts = {name: getattr(recipe, name) for name in NAMES if name not in ("body", "window") or getattr(recipe, name)}
     metadata = {"format": "pt"} | {name: json.dumps(value) for name, value in facts.items()}
     text = script(recipe, parameters.name) if has_script(recipe) else None
     description = {

@@ -125,7 +125,7 @@ def test_bad_input(run: Path, mine: Path, call: Call) -> None:
     Path("torn.safetensors").write_bytes(b"torn")
     npz = f"npz:{mine}"
     for words, expected in (
-        ((run, "--data", mine, "-o", "a"), "--data must be npz:FILE or folder:PATH"),
+        ((run, "--data", mine, "-o", "a"), "--data must be npz:FILE, csv:FILE or folder:PATH"),
         ((run, "--data", "npz:large.npz", "-o", "a"), "must have the shape 1x8x8"),
         ((run, "--data", "npz:eleven.npz", "-o", "a"), "classes"),
         ((run, "--data", npz, "-o", "used"), "used exists and is not empty"),

@@ -34,6 +34,7 @@ class Samples:
     train_images: Tensor
     train_labels: Tensor
     augmentation = None
+    train_weights = None
 
 
 def digits(num: int, side: int = 8, first: int = 0) -> tuple[Tensor, Tensor]:

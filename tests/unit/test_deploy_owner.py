@@ -83,6 +83,7 @@ def test_the_node_reads_at_run_time_what_was_checked(tmp_path: Path) -> None:
         device = "cuda:1"
         threads = 3
         keep-model = false
+        cross-site = false
         max-message-mb = 2
         mixing-key-file = "secret"
         min-cohort = 2
@@ -134,14 +135,14 @@ def test_all_that_is_wrong_is_told_together(tmp_path: Path) -> None:
     first, *lines = str(caught.value).splitlines()
     assert first == f"in {folder}/node.toml, 8 settings are wrong:"
     assert sorted(lines) == [
-        "  - data must name a file after npz: or a folder after folder:; got 'npz:'",
+        "  - data must name a file after npz: or csv:, or a folder after folder:; got 'npz:'",
         "  - device must be auto, cpu, cuda or cuda:NUMBER, others (mps) are not tested; got 'gpu'",
         "  - dvice is unknown; did you mean device?",
         "  - max-message-mb must be a valid number; got '1'",
         "  - novel-delta must be less than 1; got 1.0",
         "  - novel-epsilon must be greater than 0; got 0",
         "  - qqqq is unknown; known are data, data-root, group-by, lpm-weights, device, threads, worker, state-dir, "
-        "keep-model, max-message-mb, mixing-key-file, min-cohort, max-colluding, peers-file, identity-key-file, "
+        "keep-model, cross-site, max-message-mb, mixing-key-file, min-cohort, max-colluding, peers-file, identity-key-file, "
         "secure-sum-only, max-epsilon, max-epsilon-delta, novel-data, novel-output, novel-epsilon, novel-delta, "
         "join-data",
         "  - threads must be 'auto' or must be greater than 0; got 0",

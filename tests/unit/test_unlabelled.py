@@ -135,9 +135,9 @@ def test_unfit_files_are_refused(arrays, shape, parts, tmp_path: Path) -> None:
 
 
 def test_what_is_no_folder_and_no_npz_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"gone does not exist; give a folder of images or an \.npz file"):
+    with pytest.raises(DataError, match=r"gone does not exist; give a folder of images, an \.npz or a \.csv file"):
         read_unlabelled(tmp_path / "gone", GREY)
-    with pytest.raises(DataError, match=r"a\.png is neither a folder nor an \.npz file"):
+    with pytest.raises(DataError, match=r"a\.png is neither a folder nor an \.npz or \.csv file"):
         read_unlabelled(save(tmp_path / "a.png"), GREY)
     with pytest.raises(DataError, match="must be an existing"):
         read_unlabelled(tmp_path / "gone.npz", GREY)
