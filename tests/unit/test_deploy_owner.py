@@ -143,8 +143,8 @@ def test_all_that_is_wrong_is_told_together(tmp_path: Path) -> None:
         "  - novel-epsilon must be greater than 0; got 0",
         "  - qqqq is unknown; known are data, data-root, group-by, lpm-weights, device, threads, worker, state-dir, "
         "keep-model, cross-site, max-message-mb, mixing-key-file, min-cohort, max-colluding, peers-file, "
-        "identity-key-file, secure-sum-only, max-epsilon, max-epsilon-delta, novel-data, novel-output, novel-epsilon, novel-delta, "
-        "join-data",
+        "identity-key-file, secure-sum-only, max-epsilon, max-epsilon-delta, novel-data, novel-output, "
+        "novel-epsilon, novel-delta, join-data",
         "  - threads must be 'auto' or must be greater than 0; got 0",
     ]
 
