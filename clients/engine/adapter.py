@@ -98,7 +98,8 @@ def answer(cohort: Cohort, message: Message) -> Message:
     began = time.perf_counter()
     if message.metadata.message_type in (SEND_MODEL, SCORE_MODELS) and not cohort.cross_site:
         raise RefusalError(
-            "models are exchanged only in runs with cross-site = true, by nodes whose owner has set cross-site = true"
+            "models are exchanged only in runs with cross-site = true, by nodes whose owner has set cross-site = true, "
+            "both from the run's first message on"
         )
     received, request, question = _received(message, {}), Request.of(message.content), QuerySpec.of(message.content)
     work = _WORK[message.metadata.message_type]

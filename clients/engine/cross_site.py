@@ -58,10 +58,14 @@ def score_models(member: BaseClient, received: SharedArrays, question: QuerySpec
 
     Raises:
         ValueError: If the arrays are not models of the client's target network.
+        StateError: If the client has no test samples.
         RefusalError: If the owner's privacy budget does not allow it.
     """
     _refuse_choice(question)
     data, target = member.context.data, member.new_target()
+    if not len(data.test_labels):
+        text = "the client has no test samples"
+        raise StateError(text, public=text)
     layout = target.state_dict()
     named = {key.partition("/")[2]: value for key, value in received.items() if group_of(key) == PERSONALIZED}
     numbers = {len(value) if value.ndim else 0 for value in named.values()}

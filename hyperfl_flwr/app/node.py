@@ -1,5 +1,6 @@
 """Set up a node for a message: combine the run's settings with the owner's, load the data, and build the clients."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,13 +28,13 @@ from hyperfl_flwr.core.errors import ConfigError, RefusalError
 from hyperfl_flwr.core.rng import seed_for
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.versions import shared_versions
-from hyperfl_flwr.data.digests import data_digest
+from hyperfl_flwr.data.digests import sample_digest
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data, load_local_data
 from hyperfl_flwr.data.sample_format import is_local_data, normalisation_text, refuse_own_statistics, title_of
 from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.models.provenance import method_hash, needs_files, network_hash, use_weights
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.node.cross_site_consent import require_same
+from hyperfl_flwr.node.cross_site_consent import is_for_matrix
 from hyperfl_flwr.node.data_versions import Version, changed_text, note
 from hyperfl_flwr.node.private_state import PrivateState, state_folder
 from hyperfl_flwr.node.secure_cohort import SecureCohort
@@ -121,8 +122,7 @@ class NodeApp:
         except ConfigError as error:  # its texts quote only the run's settings
             raise RefusalError(str(error)) from None
         states, key = self._states(request), self._mixing_key(request.experiment)
-        if not self.simulated:
-            require_same(states, allowed=self.cross_site)
+        cross_site = self.cross_site if self.simulated else is_for_matrix(states, allowed=self.cross_site)
         # A simulated node that is asked outside a run has no folder, and no data of its own to account for.
         keeps_record = bool(self.node.state_dir or request.run_directory or not self.simulated)
         record = state_folder(self.node.state_dir, request.run_directory, simulated=self.simulated)
@@ -144,7 +144,7 @@ class NodeApp:
             # Metrics of chosen parameters on few samples would reveal these samples, at no cost in the record.
             sends_metrics=self.node.max_epsilon is None,
             secure=self._secure_cohort() if self.config.secagg.enabled else None,
-            cross_site=self.cross_site,
+            cross_site=cross_site,
         )
 
     def _secure_cohort(self) -> SecureCohort:
@@ -208,8 +208,15 @@ class NodeApp:
     def _note_version(self, data: FederatedData) -> None:
         """Record the version of the owner's data, and log a warning if they have changed since the last run."""
         title = title_of(self.config.dataset)
+        # The digest is of the samples as this run reads them.
+        agreed = replace(self.config.data_settings().sample_format, normalisation=None, cache=None)
+        form = hashlib.sha256(repr((agreed, self.config.data.augmentation)).encode()).hexdigest()[:8]
         version = Version(
-            title=title, sha256=data_digest(data.dataset), train=len(data.dataset.train), test=len(data.dataset.test)
+            title=title,
+            sha256=sample_digest(data.dataset),
+            train=len(data.dataset.train),
+            test=len(data.dataset.test),
+            form=form,
         )
         folder = state_folder(self.node.state_dir, "", simulated=False)
         if before := note(folder, version):
@@ -274,5 +281,5 @@ def data_properties(data: FederatedData, clients: Sequence[int], *, simulated: b
         properties["augmentation"] = "crops and flips" if dataset.augment else "none"
         properties["normalisation"] = normalisation_text(dataset.mean, dataset.std)
         if is_local_data(dataset.name):
-            properties[DATA_VERSION] = data_digest(dataset)
+            properties[DATA_VERSION] = sample_digest(dataset)
     return properties

@@ -42,7 +42,7 @@ DATASETS: dict[str, DatasetSpec] = {
         "your own data: images or features, labels, optionally clients and test_*, in a numpy .npz file"
     ),
     "csv:PATH": _local(
-        "your own table: a column label, columns of numbers, optionally client, group, weight and split"
+        "your own table: a column label, columns of numbers, optionally client, group, sample_weight and split"
     ),
     "folder:PATH": _local("your own images: a folder for each class, or train and test with folders of the classes"),
 }

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.deploy.ledger_view import RunLedger, ledger_folder, runs_of
 from hyperfl_flwr.deploy.node_settings import FILE as NODE_FILE
-from hyperfl_flwr.node.data_versions import versions_of
+from hyperfl_flwr.node.data_versions import changed_versions
 from hyperfl_flwr.node.evaluations import Evaluation, Evaluations
 from hyperfl_flwr.node.ledger import LEDGER
 from hyperfl_flwr.node.private_state import client_folders
@@ -111,7 +111,8 @@ def write_owner_page(folder: Path, experiment: str | None = None, output: Path |
         private=of_run.private,
         sent_models=of_run.sent_models,
         versions=[
-            (each.since, each.title, str(each.train), str(each.test), each.sha256[:8]) for each in versions_of(states)
+            (each.since, each.title, str(each.train), str(each.test), each.sha256[:8])
+            for each in changed_versions(states)
         ],
         knows_private=of_run.knows_private,
         sent=sum(entry.bytes for entry in of_run.entries if entry.direction == "out"),

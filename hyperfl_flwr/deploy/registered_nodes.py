@@ -1,10 +1,14 @@
 """Read the registered nodes of a deployment from the SuperLink's database; the SuperLink need not run."""
 
+import contextlib
+import sqlite3
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 
+from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.deploy.keys import read_public_key
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.flower.superlink import database
@@ -29,14 +33,14 @@ def registered_nodes(deployment: Deployment) -> dict[int, RegisteredNode]:
     """Return the registered nodes of a deployment by their number.
 
     Raises:
-        StateError: If the file of a node's public key is missing or damaged.
+        StateError: If the file of a node's public key is missing or damaged, or the database cannot be read.
     """
     numbers = {_pem(deployment.public_key(number)): number for number in range(deployment.num_nodes)}
     if not deployment.database.is_file():
         return {}
     return {
         numbers[node.public_key]: RegisteredNode(flower_id=node.flower_id, online=node.online, since=node.since)
-        for node in database.registered_nodes(deployment.database)
+        for node in _nodes(deployment)
         if node.public_key in numbers
     }
 
@@ -47,13 +51,14 @@ def foreign_nodes(deployment: Deployment) -> list[int]:
     These are the keys that `hyperfl deploy accept-key` has replaced.
 
     Raises:
-        StateError: If the file of a node's public key is missing, or any public key is damaged.
+        StateError: If the file of a node's public key is missing, or a public key is damaged, or the database cannot
+            be read.
     """
     expected = {deployment.public_key(number) for number in range(deployment.num_nodes)}
     known = {_pem(file) for file in expected.union(deployment.public_key(0).parent.glob("*.pub"))}
     if not deployment.database.is_file():
         return []
-    return [node.flower_id for node in database.registered_nodes(deployment.database) if node.public_key not in known]
+    return [node.flower_id for node in _nodes(deployment) if node.public_key not in known]
 
 
 def is_unregistered(deployment: Deployment, number: int) -> bool:
@@ -63,7 +68,22 @@ def is_unregistered(deployment: Deployment, number: int) -> bool:
         StateError: If the file of the node's public key is missing or damaged.
     """
     key = _pem(deployment.public_key(number))
-    return deployment.database.is_file() and key in database.unregistered_keys(deployment.database)
+    with readable(deployment.database):
+        return deployment.database.is_file() and key in database.unregistered_keys(deployment.database)
+
+
+@contextlib.contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """Convert errors of the SuperLink's database to a `StateError`."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise StateError(f"{file} cannot be read: {error}; try again") from error
+
+
+def _nodes(deployment: Deployment) -> list[database.NodeRecord]:
+    with readable(deployment.database):
+        return database.registered_nodes(deployment.database)
 
 
 def _pem(file: Path) -> bytes:

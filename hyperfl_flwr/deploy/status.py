@@ -1,16 +1,16 @@
 """The state of a deployment for its operator: SuperLink, nodes and runs; everything is read, nothing is changed."""
 
+import math
 import re
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hyperfl_flwr.core.errors import HyperFLError
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.probe import probe
-from hyperfl_flwr.deploy.registered_nodes import registered_nodes
+from hyperfl_flwr.deploy.registered_nodes import readable, registered_nodes
 from hyperfl_flwr.flower.superlink import database
 from hyperfl_flwr.protocol.messages import printable
 from hyperfl_flwr.runs.run_directory import read_failures, read_manifest, read_metrics
@@ -19,7 +19,7 @@ MOST_RUNS = 5
 """Number of the latest runs that are described."""
 
 MOST_PROBLEMS = 10
-"""Number of the latest problems of a run that are listed."""
+"""Number of the latest problems of each kind that are listed: refused nodes, clients left out, warnings and errors."""
 
 _PROBLEM = re.compile(r"^\S+ \S+ (?:WARNING|ERROR) (.*)$")
 """A line of a run's log about a problem."""
@@ -55,7 +55,7 @@ class RunState:
         personalized: Mean accuracy of the last finished round after local training, in [0, 1]; None without one.
         aggregate: Mean accuracy of the last global state that was evaluated, in [0, 1]; None without one.
         away: Clients that were away in the last finished round.
-        problems: The latest problems: warnings and errors of its log, and clients that were left out.
+        problems: The latest problems: refused nodes, clients that were left out, warnings and errors of its log.
     """
 
     run_id: int
@@ -94,7 +94,7 @@ class Status:
         """Read the state of a deployment on the SuperLink's machine.
 
         Raises:
-            StateError: If the file of a node's public key is missing or damaged.
+            StateError: If the file of a node's public key is missing or damaged, or the database cannot be read.
         """
         answer, found = probe("127.0.0.1", deployment.port, deployment.server / "ca.crt", direct=True)
         registered = registered_nodes(deployment)
@@ -147,12 +147,11 @@ def _runs(file: Path) -> Iterator[RunState]:
     """Yield the latest runs in a SuperLink's database, the newest first."""
     if not file.is_file():
         return
-    try:
-        found = database.latest_runs(file, MOST_RUNS)
-    except sqlite3.Error:  # of a SuperLink that has made no tables yet
-        return
-    for run_id, settings in found.items():
-        status = database.run_status(file, run_id)
+    with readable(file):
+        latest = database.latest_runs(file, MOST_RUNS)
+        states = {run_id: database.run_status(file, run_id) for run_id in latest}
+    for run_id, settings in latest.items():
+        status = states[run_id]
         folder = str(settings.get("resume") or settings.get("output") or "")
         state = RunState(run_id=run_id, status=status[0] if status else "pending", folder=folder)
         yield _described(state) if folder else state
@@ -162,13 +161,20 @@ def _described(state: RunState) -> RunState:
     """Return the state of a run with what its folder says; unchanged if it has none on this machine."""
     path = Path(state.folder)
     try:
-        manifest, records = read_manifest(path), list(read_metrics(path))
-        left_out = read_failures(path)
-    except (HyperFLError, OSError):
-        return state
+        return _read(state, path) if path.is_dir() else state
+    except (HyperFLError, OSError, KeyError, TypeError, ValueError) as error:  # half written, or damaged
+        return replace(state, problems=(f"its folder cannot be read: {type(error).__name__}: {printable(str(error))}",))
+
+
+def _read(state: RunState, path: Path) -> RunState:
+    manifest = read_manifest(path)
+    records = [record for record in read_metrics(path) if record["kind"] in ("train", "aggregate")]
+    left_out = read_failures(path)
     rounds = [record for record in records if record["kind"] == "train"]
     received = [record for record in records if record["kind"] == "aggregate"]
     last: Mapping[str, Any] = rounds[-1] if rounds else {}
+    nodes = [f"node {each['node']} was refused: {each['reason']}" for each in manifest.get("refused", ())]
+    nodes += [f"node {each['node']} is excluded: {each['reason']}" for each in manifest.get("excluded", ())]
     failures = [f"round {each.round}, client {each.client}, {each.phase}: {each.reason}" for each in left_out]
     return RunState(
         run_id=state.run_id,
@@ -178,20 +184,24 @@ def _described(state: RunState) -> RunState:
         start=str(manifest["start"]),
         round=last.get("round", 0),
         num_rounds=int(manifest["settings"]["num-rounds"]),
-        personalized=last.get("personalized_accuracy"),
-        aggregate=received[-1].get("aggregate_accuracy") if received else None,
+        personalized=_finite(last.get("personalized_accuracy")),
+        aggregate=_finite(received[-1].get("aggregate_accuracy")) if received else None,
         away=tuple(last.get("away", ())),
-        problems=[*failures, *_logged(path / "server.log")][-MOST_PROBLEMS:],
+        problems=[*nodes[-MOST_PROBLEMS:], *failures[-MOST_PROBLEMS:], *_logged(path / "server.log")[-MOST_PROBLEMS:]],
     )
 
 
 def _logged(file: Path) -> list[str]:
-    """Return the warnings and errors in a run's log, each once."""
+    """Return the warnings and errors in a run's log, each where it was said last."""
     if not file.is_file():
         return []
     with file.open(errors="replace") as lines:
         found = [match[1] for line in lines if (match := _PROBLEM.match(line))]
-    return [printable(text) for text in dict.fromkeys(found)]
+    return [printable(text) for text in reversed(dict.fromkeys(reversed(found)))]
+
+
+def _finite(share: float | None) -> float | None:
+    return share if share is not None and math.isfinite(share) else None
 
 
 def _percent(share: float | None) -> str:

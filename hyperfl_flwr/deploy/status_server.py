@@ -1,6 +1,8 @@
 """Serve the state of a deployment as a page, on this machine only; a request changes nothing."""
 
+import math
 import threading
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +21,9 @@ LOOPBACK = "127.0.0.1"
 
 REFRESH_SECONDS = 10
 """Seconds after which a browser loads the page again."""
+
+KEPT_SECONDS = 2.0
+"""Seconds for which a page answers all requests; a long run takes seconds to read."""
 
 _HEADERS = {
     "Content-Type": "text/html; charset=utf-8",
@@ -63,6 +68,7 @@ class StatusServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    _body, _since = b"", -math.inf
 
     def __init__(self, deployment: Deployment, port: int) -> None:
         self._drawing = threading.Lock()  # matplotlib is not safe in several threads
@@ -78,20 +84,30 @@ class StatusServer(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_address[1]}/"
 
     def content(self) -> bytes:
-        """Return the page as it is now."""
+        """Return the page as it was at most `KEPT_SECONDS` ago."""
         with self._drawing:
-            return status_page(self._deployment, refresh=REFRESH_SECONDS).encode()
+            if time.monotonic() - self._since > KEPT_SECONDS:
+                self._body = status_page(self._deployment, refresh=REFRESH_SECONDS).encode()
+                self._since = time.monotonic()
+            return self._body
+
+    def handle_error(self, *_: object) -> None:
+        """Print nothing of browsers that close the connection early."""
 
 
 def _handler(content: Callable[[], bytes]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         """Answers requests of browsers on this machine."""
 
+        timeout = 10.0  # seconds that a silent connection is kept
+
         def do_GET(self) -> None:
             """Answer with the page; refuse other paths, and names by which another site could read it."""
             host = self.headers.get("Host", "").rpartition(":")[0]
             if host not in (LOOPBACK, "localhost"):
                 self.send_error(HTTPStatus.FORBIDDEN, "open it as 127.0.0.1 or localhost")
+            elif self.headers.get("Sec-Fetch-Site") == "cross-site":
+                self.send_error(HTTPStatus.FORBIDDEN, "another site asks for it")
             elif self.path != "/":
                 self.send_error(HTTPStatus.NOT_FOUND)
             else:
@@ -102,6 +118,7 @@ def _handler(content: Callable[[], bytes]) -> type[BaseHTTPRequestHandler]:
                 self.send_response(code)
                 for name, value in _HEADERS.items():
                     self.send_header(name, value if code == HTTPStatus.OK or "html" not in value else "text/plain")
+                self.send_header("Refresh", str(REFRESH_SECONDS))
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

@@ -12,15 +12,18 @@ MARK = "cross-site"
 """Name of the file in a run's folder that says that its models may be sent."""
 
 
-def require_same(folder: Path, *, allowed: bool) -> None:
-    """Check that a run is for a cross-site matrix now if and only if it was in its first message; record the first.
+def is_for_matrix(folder: Path, *, allowed: bool) -> bool:
+    """Return whether the models of a run may be sent; record it in the run's first message.
 
     Args:
         folder: The node's folder of the run.
         allowed: Whether the settings of the message and the owner ask for and allow the matrix.
 
+    Returns:
+        Whether they do now and did in the first message.
+
     Raises:
-        RefusalError: If it was different before.
+        RefusalError: If they did in the first message, and do not now: the run could promise more privacy now.
         StateError: If the record cannot be written.
     """
     mark = folder / MARK
@@ -30,15 +33,12 @@ def require_same(folder: Path, *, allowed: bool) -> None:
                 "this run began with cross-site = true, which must stay, at the server and at the node's owner; begin "
                 "a new run without it"
             )
-    elif allowed:
-        if folder.is_dir() and any(folder.iterdir()):
-            raise RefusalError(
-                "this run began without cross-site = true, so none of its models is sent; begin a new run with it"
-            )
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            mark.touch(mode=0o600)
-        except OSError as error:
-            raise StateError(
-                f"{mark} cannot be written: {error.strerror}; check the disk and its permissions"
-            ) from error
+        return True
+    if not allowed or (folder.is_dir() and any(folder.iterdir())):
+        return False
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mark.touch(mode=0o600)
+    except OSError as error:
+        raise StateError(f"{mark} cannot be written: {error.strerror}; check the disk") from error
+    return True

@@ -1,6 +1,8 @@
 """Versions of the data of a node: their SHA-256 in each run, in a file that only the owner can read."""
 
+import contextlib
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +22,7 @@ class Version:
         sha256: SHA-256 of samples and labels, see `hyperfl_flwr.data.digests.data_digest`.
         train: Number of training samples.
         test: Number of test samples.
+        form: Identity of the run's settings that decide how the data are read; other settings make other samples.
         since: Time of the first run with them, UTC, ISO 8601; empty for a version that is not recorded yet.
     """
 
@@ -27,51 +30,53 @@ class Version:
     sha256: str
     train: int
     test: int
+    form: str = ""
     since: str = ""
 
 
 def note(folder: Path, version: Version) -> Version | None:
-    """Record a version if it is another than the last one.
+    """Record a version if it is another than the last one that was read in the same way.
 
     Args:
         folder: The node's state folder.
         version: The data of this run.
 
     Returns:
-        The last version, if it was of the same name and another content; otherwise None.
+        The last version of the same name that was read in the same way, if its content was another; otherwise None.
 
     Raises:
-        StateError: If the file cannot be written or is damaged.
+        StateError: If the file cannot be written.
     """
     file = folder / FILE
     try:
         with locked(file) as descriptor:
-            known = versions_of(folder)
-            if known and (known[-1].title, known[-1].sha256) == (version.title, version.sha256):
+            alike = [each for each in versions_of(folder) if (each.title, each.form) == (version.title, version.form)]
+            if alike and alike[-1].sha256 == version.sha256:
                 return None
             since = datetime.now(UTC).isoformat(timespec="seconds")
             append(descriptor, (json.dumps(asdict(version) | {"since": since}) + "\n").encode())
     except OSError as error:
         raise StateError(f"{file} cannot be written: {error.strerror}; check the disk and its permissions") from error
-    return known[-1] if known and known[-1].title == version.title else None
+    return alike[-1] if alike else None
 
 
 def versions_of(folder: Path) -> list[Version]:
-    """Return the versions of a node's data, the oldest first.
-
-    Raises:
-        StateError: If the file is damaged.
-    """
+    """Return the versions of a node's data, the oldest first; a damaged line is left out."""
     file = folder / FILE
     if not file.is_file():
         return []
     found = []
-    for number, line in enumerate(file.read_text().splitlines(), start=1):
-        try:
+    for line in file.read_text(errors="replace").splitlines():
+        with contextlib.suppress(TypeError, ValueError):
             found.append(Version(**json.loads(line)))
-        except (TypeError, ValueError):
-            raise StateError(f"line {number} of {file} is damaged; delete it, or the file") from None
     return found
+
+
+def changed_versions(folder: Path) -> list[Version]:
+    """Return the versions of data that have changed between runs that read them in the same way, the oldest first."""
+    found = versions_of(folder)
+    numbers = Counter((each.title, each.form) for each in found)
+    return [each for each in found if numbers[each.title, each.form] > 1]
 
 
 def changed_text(before: Version, now: Version) -> str:

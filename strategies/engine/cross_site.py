@@ -23,6 +23,9 @@ from strategies.engine.query_clients import Answers, Query, ask
 MESSAGE_BYTES = 1 << 22
 """Models of about this size are sent in one message; a larger model alone."""
 
+MESSAGE_ARRAYS = 5000
+"""Most arrays in one message, whose names and headers count, too."""
+
 
 def evaluate_cross_site(
     grid: Grid, context: ServerContext, last_round: int, directory: RunDirectory, announce: Callable[[str], None]
@@ -84,7 +87,7 @@ class _Asked:
         """Return the matrix over the clients that have answered everything; None if they are fewer than two."""
         layout = self._layout()
         expected = dict.fromkeys(self._clients, layout)
-        size = max(1, MESSAGE_BYTES // max(1, num_bytes(layout)))
+        size = max(1, min(MESSAGE_BYTES // max(1, num_bytes(layout)), MESSAGE_ARRAYS // len(layout)))
         models: dict[int, SharedArrays] = {}
         for some in _chunks(self._clients, size):
             models |= self._ask(Query(kind=SEND_MODEL, clients=some, expected=expected)).arrays

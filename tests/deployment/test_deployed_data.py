@@ -198,7 +198,7 @@ def test_the_status_has_nodes_and_the_run(owners: Owners) -> None:
     (run,) = found.runs
     assert (run.status, run.folder, run.round, run.num_rounds) == ("finished:completed", str(owners.output), 1, 1)
     assert run.away == (2,)
-    assert any("node 2 is missing" in problem or "class folders" in problem for problem in run.problems)
+    assert "node 2 was refused: 1 of its class folders are not in data.classes, see the node's log" in run.problems
 
 
 def test_the_data_set_of_the_settings_is_not_said_to_have_been_used(owners: Owners) -> None:

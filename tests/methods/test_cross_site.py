@@ -183,9 +183,11 @@ def test_models_of_runs_without_it_do_not_leave(kind, federate, tmp_path):
     assert (tmp_path / "node-0" / manifest["experiment"] / "client-00000" / "model.npz").is_file()
     own |= {"cross-site": True}
     asking = manifest["settings"] | {"cross-site": True}
-    reply = asked_again(asking, own, kind, manifest["experiment"])
-    assert reply.has_error()
-    assert "this run began without cross-site = true" in reply.error.reason
+    asked_again(asking, own, kind, manifest["experiment"])
+    for query in (SEND_MODEL, SCORE_MODELS):
+        reply = asked_again(asking, own, query, manifest["experiment"])
+        assert reply.has_error()
+        assert "both from the run's first message on" in reply.error.reason
 
 
 @pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.EVALUATE])

@@ -1,14 +1,15 @@
 """Versions of the user's data: recorded, and noticed when they change."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from hyperfl_flwr.app.client import app
-from hyperfl_flwr.core.errors import RunDirectoryError, StateError
+from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.deploy.owner_page import write_owner_page
-from hyperfl_flwr.node.data_versions import FILE, Version, note, versions_of
+from hyperfl_flwr.node.data_versions import FILE, Version, changed_versions, note, versions_of
 from hyperfl_flwr.results.compare import compare
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
@@ -91,6 +92,11 @@ def test_what_is_no_change(tmp_path):
     assert note(tmp_path, first) is None
     assert note(tmp_path, Version(title="b.npz", sha256="2" * 64, train=3, test=1)) is None
     assert [each.title for each in versions_of(tmp_path)] == ["a.npz", "b.npz"]
-    (tmp_path / FILE).write_text("{\n")
-    with pytest.raises(StateError, match=r"line 1 of .*data\.jsonl is damaged"):
-        versions_of(tmp_path)
+    other = Version(title="a.npz", sha256="3" * 64, train=3, test=1, form="f")
+    assert note(tmp_path, other) is None  # read with other settings
+    assert changed_versions(tmp_path) == []
+    assert note(tmp_path, replace(first, sha256="4" * 64)) is not None
+    assert [each.sha256[0] for each in changed_versions(tmp_path)] == ["1", "4"]
+    with (tmp_path / FILE).open("ab") as file:
+        file.write(b'{"title": \xff')
+    assert len(versions_of(tmp_path)) == 4

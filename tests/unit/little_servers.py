@@ -10,6 +10,9 @@ from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+NODE_COLUMNS = "node_id, status, online_until, last_activated_at, last_deactivated_at, public_key, unregistered_at"
+"""Columns of a SuperLink's table of nodes that are read, for tests without Flower's own code."""
+
 
 @contextlib.contextmanager
 def https_server(

@@ -89,7 +89,7 @@ BAD = {
     "no images": ("mean", "none", (), ["none contains no images (.bmp, "]),
     "another size": ("mean", "small", (), ["must have 8x8 pixels", "2 of 2 do not, the first is 0.png, 7x8"]),
     "other channels": ("mean", "colour", (), ["1 channels of 8 bits (grey)", "3 channels (mode RGB)"]),
-    "no data": ("mean", "gone", (), ["gone does not exist; give a folder of images or an .npz file"]),
+    "no data": ("mean", "gone", (), ["gone does not exist; give a folder of images, an .npz or a .csv file"]),
     "another method": ("fedavg", "digits", (), ["is a run of fedavg; only it-pfl makes models on demand"]),
     "no run": ("gone", "digits", (), ["gone is not a run directory"]),
     "no checkpoint": ("begun", "digits", (), ["begun has no checkpoint yet"]),

@@ -145,7 +145,7 @@ def test_bad_input(run: Path, model: Path, samples: tuple[np.ndarray, np.ndarray
     cases = [
         ((model, "--data", "mine.npz"), f"labels must be 0 to 9, got {labels.max() + 5}"),
         ((model, "--data", "short.npz"), f"labels must be {len(labels)} integers, one per sample"),
-        ((model, "--data", "gone"), "does not exist; give a folder of images or an .npz file"),
+        ((model, "--data", "gone"), "does not exist; give a folder of images, an .npz or a .csv file"),
         ((model, "--data", "mine.npz", "-o", "used.csv"), "used.csv exists; choose another --output"),
         ((model, "--data", "mine.npz", "--device", "tpu"), "device must be auto, cpu or cuda"),
         ((run, "--data", "mine.npz"), "has no model that is the same for all clients; name one with --client"),

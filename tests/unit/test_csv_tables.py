@@ -64,7 +64,7 @@ def test_agreed_classes_give_the_numbers(tmp_path):
 
 
 def test_clients_groups_weights_and_split_are_those_of_an_npz_file(tmp_path):
-    rows = ["label,client,group,weight,split,x"]
+    rows = ["label,client,group,sample_weight,split,x"]
     rows += [f"{n % 2},{'b' if n < 10 else 'a'},p{n},{n},{'test' if n % 5 == 0 else 'train'},{n}" for n in range(20)]
     path = write(tmp_path, rows)
     numbers, chosen = np.arange(20), np.arange(20) % 5 != 0
@@ -83,6 +83,9 @@ def test_clients_groups_weights_and_split_are_those_of_an_npz_file(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "text"),
     [
+        (["label,x,Group", "a,1,p", "b,2,q"], "the column Group is neither group nor a feature; rename it"),
+        (["label,x", "a,1", ",2", "b,3"], "label is empty in 1 samples, the first is 2"),
+        (["label,x,group", "a,1,", "b,2,p", "a,3,"], "group is empty in 2 samples, the first is 1"),
         ([], "must have a header and a row per sample, got 0 lines"),
         (["label,x"], "must have a header and a row per sample, got 1 lines"),
         (["label,x,x", "a,1,2"], "every column must have a name of its own"),
@@ -94,8 +97,8 @@ def test_clients_groups_weights_and_split_are_those_of_an_npz_file(tmp_path):
         (["label,x", "a,1", "b,old"], "the column x must have finite numbers, but 1 fields .* is 'old' in sample 2"),
         (["label,x", "a,", "b,2"], "the column x must have finite numbers, .* is '' in sample 1"),
         (["label,x", "a,nan", "b,1e99"], "but 2 fields of the file are none, the first is 'nan' in sample 1"),
-        (["label,x,weight", "a,1,heavy", "b,1,1"], "the column weight must have finite numbers"),
-        (["label,x,weight", "a,1,-1", "b,1,1", "a,1,1", "b,1,1"], "weights must be finite and at least 0"),
+        (["label,x,sample_weight", "a,1,heavy", "b,1,1"], "the column sample_weight must have finite numbers"),
+        (["label,x,sample_weight", "a,1,-1", "b,1,1", "a,1,1", "b,1,1"], "weights must be finite and at least 0"),
         (["label,x,split", "a,1,train", "b,1,valid"], "split must be train or test, .* got train, valid"),
         (["label,x,split", "a,1,train", "b,1,train"], "split must be train or test, both at least once, got train"),
         (['label,x', '"a,1', "b,2"], "must be a CSV file in UTF-8, but unexpected end of data"),
@@ -157,3 +160,10 @@ def test_a_table_from_training_to_predictions(call, tmp_path):
     assert (code, "got 19 columns of numbers" in problem) == (2, True)
     code, _, problem = call("join", run, "--data", f"csv:{table}", "-o", tmp_path / "joined", "--rounds", "1")
     assert code == 0, problem
+
+
+def test_a_small_node_may_lack_most_of_the_agreed_classes(tmp_path):
+    rows = ["label,weight", "y,1.5", "z,2.5", "y,3.5", "z,4.5"]
+    dataset = load(tmp_path, rows, classes=tuple("abcdefghyz"))
+    assert (dataset.num_classes, dataset.input_shape) == (10, (1,))
+    assert set(dataset.train.labels) | set(dataset.test.labels) == {8, 9}

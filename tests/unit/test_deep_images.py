@@ -9,6 +9,7 @@ import pydicom
 import pytest
 from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
+from pydicom.pixels.processing import convert_color_space
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
 from hyperfl_flwr.config.run_config import RunConfig
@@ -121,6 +122,19 @@ def test_inverted_and_coloured_files(tmp_path):
     image = open_dicom(write_dicom(tmp_path / "colour.dcm", pixels))
     assert image.mode == "RGB"
     np.testing.assert_array_equal(np.asarray(image), pixels)
+    stored = convert_color_space(np.full((2, 3, 3), (200, 30, 60), np.uint8), "RGB", "YBR_FULL")
+    image = open_dicom(write_dicom(tmp_path / "ybr.dcm", stored, PhotometricInterpretation="YBR_FULL"))
+    np.testing.assert_allclose(np.asarray(image).astype(int), np.full((2, 3, 3), (200, 30, 60)), atol=2)
+    with pytest.raises(DataError, match="must have colours of 8 bits, got uint16"):
+        open_dicom(write_dicom(tmp_path / "deep.dcm", pixels.astype(np.uint16)))
+
+
+def test_files_of_8_bits_need_no_window(tmp_path):
+    image = open_dicom(write_dicom(tmp_path / "a.dcm", EXPECTED.astype(np.uint8), RescaleSlope=None))
+    assert image.mode == "L"
+    np.testing.assert_array_equal(np.asarray(image), EXPECTED)
+    inverted = write_dicom(tmp_path / "b.dcm", EXPECTED.astype(np.uint8), PhotometricInterpretation="MONOCHROME1")
+    np.testing.assert_array_equal(np.asarray(open_dicom(inverted)), 255 - EXPECTED)
 
 
 def test_files_that_are_no_image_are_named(tmp_path):

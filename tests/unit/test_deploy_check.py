@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives import serialization
-from little_servers import free_port, https_server
+from little_servers import NODE_COLUMNS, free_port, https_server
 from PIL import Image
 
 from hyperfl_flwr.core.errors import ConfigError
@@ -194,11 +194,13 @@ def test_other_users_of_the_machine_are_a_warning_on_both_sides(
 def test_which_nodes_are_there_is_read_from_the_database(running: Deployment) -> None:
     """The nodes' states are read from a table with Flower's columns; tests/deployment reads a real one."""
     with sqlite3.connect(running.database) as connection:
-        connection.execute("CREATE TABLE node (node_id, status, online_until, public_key, unregistered_at)")
+        connection.execute(f"CREATE TABLE node ({NODE_COLUMNS})")
         for number, status, until in ((0, "online", time.time() + 60), (1, "online", time.time() - 1)):
             key = read_public_key(running.public_key(number))
             pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-            connection.execute("INSERT INTO node VALUES (?, ?, ?, ?, NULL)", (-number - 1, status, until, pem))
+            connection.execute(
+                "INSERT INTO node VALUES (?, ?, ?, NULL, NULL, ?, NULL)", (-number - 1, status, until, pem)
+            )
     connection.close()
     assert [finding.text for finding in look(running.folder)["nodes"]] == ["1 (1) away, 1 (0) connected"]
 
@@ -208,8 +210,8 @@ def test_a_replaced_key_that_is_still_registered_is_an_error(deployment: Deploym
     key = read_public_key(tmp_path / "node.pub")
     pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     with sqlite3.connect(deployment.database) as connection:
-        connection.execute("CREATE TABLE node (node_id, status, online_until, public_key, unregistered_at)")
-        connection.execute("INSERT INTO node VALUES (1, 'online', 0, ?, NULL)", (pem,))
+        connection.execute(f"CREATE TABLE node ({NODE_COLUMNS})")
+        connection.execute("INSERT INTO node VALUES (1, 'online', 0, NULL, NULL, ?, NULL)", (pem,))
     connection.close()
     assert errors(look(deployment.folder))["nodes"] == "replaced keys that can still connect: 1"
 

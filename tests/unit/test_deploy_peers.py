@@ -12,6 +12,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from federations import Call
+from little_servers import NODE_COLUMNS
 
 from hyperfl_flwr.core.errors import ConfigError, StateError
 from hyperfl_flwr.deploy.check_peers import listed_keys, pinned_keys
@@ -372,9 +373,11 @@ def test_a_replaced_key_that_is_registered_is_found(deployment: Deployment, rece
     assert foreign_nodes(deployment) == []
     assert not is_unregistered(deployment, 0)
     with closing(sqlite3.connect(deployment.database)) as connection, connection:
-        connection.execute("CREATE TABLE node (node_id, status, online_until, public_key, unregistered_at)")
+        connection.execute(f"CREATE TABLE node ({NODE_COLUMNS})")
         for number in range(3):
-            connection.execute("INSERT INTO node VALUES (?, 'online', 0, ?, NULL)", (10 + number, pem(number)))
+            connection.execute(
+                "INSERT INTO node VALUES (?, 'online', 0, NULL, NULL, ?, NULL)", (10 + number, pem(number))
+            )
     assert foreign_nodes(deployment) == []
     old = deployment.public_key(0).read_bytes()
     list(accept_key(deployment, 0, received))
@@ -401,6 +404,6 @@ def test_a_key_of_a_node_that_is_no_longer_counted_is_not_foreign(deployment: De
     key = read_public_key(deployment.public_key(3))
     pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     with closing(sqlite3.connect(deployment.database)) as connection, connection:
-        connection.execute("CREATE TABLE node (node_id, status, online_until, public_key, unregistered_at)")
-        connection.execute("INSERT INTO node VALUES (13, 'online', 0, ?, NULL)", (pem,))
+        connection.execute(f"CREATE TABLE node ({NODE_COLUMNS})")
+        connection.execute("INSERT INTO node VALUES (13, 'online', 0, NULL, NULL, ?, NULL)", (pem,))
     assert foreign_nodes(deployment) == []

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import sqlite3
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,12 +17,13 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 from little_servers import free_port
 
-from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.errors import ConfigError, StateError
 from hyperfl_flwr.deploy.keys import read_public_key
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.provision import init
 from hyperfl_flwr.deploy.status import MOST_PROBLEMS, Status
 from hyperfl_flwr.deploy.status_server import StatusServer, status_page
+from hyperfl_flwr.flower.superlink import database
 from hyperfl_flwr.launch.flower_env import can_use_database_file
 
 pytestmark = pytest.mark.filterwarnings("ignore:No path_separator")  # from alembic, with Flower's settings
@@ -119,7 +121,27 @@ def test_few_runs_and_problems_are_listed(made: Made, run: Path) -> None:
         made.new_run(output=str(run))
     found = Status.of(made.deployment)
     assert len(found.runs) == 5
-    assert len(found.runs[0].problems) == MOST_PROBLEMS
+    assert len([text for text in found.runs[0].problems if "reason" in text]) == MOST_PROBLEMS
+
+
+@pytest.mark.parametrize(
+    ("file", "content"), [("manifest.json", b"{}"), ("metrics.jsonl", b"\xff\n"), ("metrics.jsonl", b"[]\n")]
+)
+def test_a_damaged_run_is_a_problem_of_this_run_alone(made: Made, run: Path, file: str, content: bytes) -> None:
+    (run / file).write_bytes(content)
+    made.new_run(output=str(run))
+    (found,) = Status.of(made.deployment).runs
+    assert found.folder == str(run)
+    assert found.problems[0].startswith("its folder cannot be read: ")
+
+
+def test_a_locked_database_is_not_an_empty_one(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(*_: object) -> None:
+        raise sqlite3.OperationalError("database is locked")
+
+    monkeypatch.setattr(database, "_query", locked)
+    with pytest.raises(StateError, match="cannot be read: database is locked; try again"):
+        Status.of(made.deployment)
 
 
 def test_a_new_deployment_has_nothing_yet(tmp_path: Path) -> None:
@@ -188,6 +210,7 @@ class TestServer:
         code, text = self.ask(server)
         assert (code, str(run) in text) == (200, True)
         made.new_run(output="/another")
+        server._since = -1e9
         assert "/another" in self.ask(server)[1]
         assert self.ask(server, host=f"localhost:{server.server_address[1]}")[0] == 200
 

@@ -6,7 +6,7 @@ column                      content
 `label`                     the class: any text; not needed where labels are not read
 `client` (optional)         the client of each sample
 `group` (optional)          the group of each sample, such as a patient; a group is in one part only
-`weight` (optional)         the weight of each training sample, a number of at least 0
+`sample_weight` (optional)  the weight of each training sample, a number of at least 0
 `split` (optional)          `train` or `test`; without it a quarter becomes the test data, as in an `.npz` file
 all others                  the features, finite numbers, in the order of the columns
 ==========================  ===========================================================================================
@@ -32,7 +32,7 @@ from hyperfl_flwr.data.sources.npz_columns import wrong
 
 SUFFIX = ".csv"
 
-LABEL, CLIENT, GROUP, WEIGHT, SPLIT = "label", "client", "group", "weight", "split"
+LABEL, CLIENT, GROUP, WEIGHT, SPLIT = "label", "client", "group", "sample_weight", "split"
 _RESERVED = (LABEL, CLIENT, GROUP, WEIGHT, SPLIT)
 _SEPARATORS = (";", "\t", ",")
 
@@ -66,16 +66,17 @@ def read_table(path: Path) -> Table:
     named = [name for name in header if name]
     if len(named) < len(header) or len(set(named)) < len(named):
         raise wrong(path, f"every column must have a name of its own, got {', '.join(header)}", "rename them")
+    if near := [name for name in header if name.lower() in _RESERVED and name not in _RESERVED]:
+        raise wrong(path, f"the column {near[0]} is neither {near[0].lower()} nor a feature", "rename it")
     if short := next((number for number, row in enumerate(rows) if len(row) != len(header)), None):
         raise wrong(path, f"row {short} has {len(rows[short])} fields, the header {len(header)}", "repair it")
-    texts = np.array(rows[1:], dtype=str)
     features = [number for number, name in enumerate(header) if name not in _RESERVED]
     if not features:
         raise wrong(path, f"must have columns of numbers besides {', '.join(header)}", "add the features")
     return Table(
-        features=_numbers(texts[:, features], [header[number] for number in features], path).astype(np.float32),
+        features=_numbers(_texts(rows, features), [header[number] for number in features], path).astype(np.float32),
         names=tuple(header[number] for number in features),
-        columns={name: np.char.strip(texts[:, header.index(name)]) for name in _RESERVED if name in header},
+        columns={name: np.char.strip(_texts(rows, [header.index(name)])[:, 0]) for name in _RESERVED if name in header},
     )
 
 
@@ -97,6 +98,10 @@ def read_csv(name: str, path: Path, sample_format: SampleFormat) -> Dataset:
     table = read_table(path)
     if LABEL not in table.columns:
         raise wrong(path, f"must have a column {LABEL}, got {', '.join((*table.names, *table.columns))}", "add it")
+    for column in (LABEL, CLIENT, GROUP):
+        empty = np.flatnonzero(table.columns.get(column, np.ones(0, str)) == "")
+        if len(empty):
+            raise wrong(path, f"{column} is empty in {len(empty)} samples, the first is {empty[0] + 1}", "fill it")
     classes = sample_format.classes or _classes(table.columns[LABEL])
     if len(classes) < 2:
         text = f"must have two or more classes in {LABEL}, got only {classes[0]}"
@@ -110,8 +115,7 @@ def read_csv(name: str, path: Path, sample_format: SampleFormat) -> Dataset:
         arrays["weights"] = _numbers(table.columns[WEIGHT][:, None], [WEIGHT], path)[:, 0]
     if SPLIT in table.columns:
         arrays = _divided(arrays, table.columns[SPLIT], path)
-    found = dataset_of(arrays, name, path, sample_format.grouping)
-    return replace(found, num_classes=len(classes), classes=classes)
+    return replace(dataset_of(arrays, name, path, sample_format.grouping, len(classes)), classes=classes)
 
 
 def class_numbers_of(path: Path, table: Table, classes: Sequence[str]) -> IntArray:
@@ -148,6 +152,11 @@ def _rows(path: Path) -> list[list[str]]:
             return [row for row in csv.reader(file, delimiter=separator, strict=True) if row]
     except (OSError, UnicodeDecodeError, csv.Error, MalformedFileError) as error:
         raise wrong(path, f"must be a CSV file in UTF-8, but {error}", "save it as one") from error
+
+
+def _texts(rows: Sequence[Sequence[str]], columns: Sequence[int]) -> npt.NDArray[np.str_]:
+    """Return some columns [n, D] of the rows after the header; numpy gives all fields the width of the longest."""
+    return np.array([[row[column] for column in columns] for row in rows[1:]], dtype=str)
 
 
 def _numbers(texts: npt.NDArray[np.str_], names: Sequence[str], path: Path) -> npt.NDArray[np.float64]:

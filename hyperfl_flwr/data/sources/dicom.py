@@ -23,14 +23,13 @@ def open_dicom(path: Path) -> Image.Image:
         path: The file; it must have one frame.
 
     Returns:
-        A grey image in mode `F`, or a colour image in mode `RGB`.
+        A grey image in mode `F`, or in mode `L` if it has 8 bits, or a colour image in mode `RGB`.
 
     Raises:
         DataError: If pydicom is not installed, or the file has no image that it can decode.
     """
     try:
         import pydicom
-        from pydicom.pixels.processing import convert_color_space
     except ImportError:
         raise DataError(
             f"{path} is a DICOM file, which needs pydicom; install it with pip install 'hyperfl-flwr[dicom]'",
@@ -41,12 +40,19 @@ def open_dicom(path: Path) -> Image.Image:
         if (frames := int(found.get("NumberOfFrames") or 1)) > 1:
             raise DataError(f"{path} must contain one image, got {frames}; store each in a separate file")
         pixels, kind = found.pixel_array, str(found.PhotometricInterpretation)
-        if pixels.ndim == 3:
-            colours = pixels if kind == "RGB" else convert_color_space(pixels, kind, "RGB")
-            return Image.fromarray(np.ascontiguousarray(colours, dtype=np.uint8), "RGB")
+        if pixels.ndim == 3:  # pydicom has converted it to RGB, whatever kind is stored
+            if pixels.dtype != np.uint8:
+                raise DataError(f"{path} must have colours of 8 bits, got {pixels.dtype}; convert it")
+            return Image.fromarray(np.ascontiguousarray(pixels), "RGB")
         if not kind.startswith("MONOCHROME"):
             raise DataError(f"{path} must be a grey or colour image, got one of the kind {kind}; convert it")
-        slope, intercept = float(found.get("RescaleSlope", 1)), float(found.get("RescaleIntercept", 0))
+        if "ModalityLUTSequence" in found or "SharedFunctionalGroupsSequence" in found:
+            raise DataError(
+                f"{path} must have its values by rescale slope and intercept; convert it to a classic image"
+            )
+        slope, intercept = float(found.get("RescaleSlope") or 1), float(found.get("RescaleIntercept") or 0)
+        if pixels.dtype == np.uint8 and (slope, intercept) == (1, 0):
+            return Image.fromarray(255 - pixels if kind == "MONOCHROME1" else pixels)
         image = Image.fromarray((pixels.astype(np.float64) * slope + intercept).astype(np.float32))
     except DataError:
         raise

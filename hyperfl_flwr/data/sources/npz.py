@@ -74,15 +74,15 @@ def read_npz(name: str, path: Path, grouping: str = AUTO) -> Dataset:
     return dataset_of(_read_arrays(path), name, path, grouping)
 
 
-def dataset_of(arrays: RawArrays, name: str, path: Path, grouping: str) -> Dataset:
-    """Return the data set that the arrays of a file are; arguments and errors as `read_npz`."""
+def dataset_of(arrays: RawArrays, name: str, path: Path, grouping: str, classes: int = 0) -> Dataset:
+    """Return the data set that the arrays of a file are, as `read_npz`; `classes` is their number if it is known."""
     if grouping not in (AUTO, NONE):
         raise wrong(path, f"data.group-by = {grouping!r} is for folders", "store the key groups, and set it to auto")
     if grouping == NONE:
         arrays = {key: array for key, array in arrays.items() if not key.endswith("groups")}
     train, test, client_ids = _splits(arrays, path)
-    num_classes = int(max(train.labels.max(), test.labels.max())) + 1
-    if num_classes > len(train) + len(test):
+    num_classes = classes or int(max(train.labels.max(), test.labels.max())) + 1
+    if not classes and num_classes > len(train) + len(test):
         raise wrong(
             path,
             f"labels must be 0..K-1 with at most as many classes as samples, got the label {num_classes - 1}",

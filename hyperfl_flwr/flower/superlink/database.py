@@ -93,16 +93,17 @@ def latest_runs(database: Path, number: int) -> dict[int, dict[str, object]]:
     Raises:
         sqlite3.Error: The database cannot be read.
     """
-    rows = _query(database, _LATEST_QUERY, number)
+    rows = _of_tables(database, _LATEST_QUERY, number)
     return {_unsigned(run_id): json.loads(settings or "{}") for run_id, settings in rows}
 
 
 def registered_nodes(database: Path) -> list[NodeRecord]:
-    """Return the registered nodes; none if the SuperLink has not created its tables yet."""
-    try:
-        rows = _query(database, _NODES_QUERY)
-    except sqlite3.OperationalError:
-        return []
+    """Return the registered nodes; none if the SuperLink has not created its tables yet.
+
+    Raises:
+        sqlite3.Error: The database cannot be read.
+    """
+    rows = _of_tables(database, _NODES_QUERY)
     now = datetime.now(UTC).timestamp()
     return [
         NodeRecord(
@@ -117,11 +118,26 @@ def registered_nodes(database: Path) -> list[NodeRecord]:
 
 
 def unregistered_keys(database: Path) -> set[bytes]:
-    """Return the keys that were registered once, in PEM format; a SuperLink never registers such a key again."""
+    """Return the keys that were registered once, in PEM format; a SuperLink never registers such a key again.
+
+    Raises:
+        sqlite3.Error: The database cannot be read.
+    """
+    return {key for (key,) in _of_tables(database, _UNREGISTERED_QUERY)}
+
+
+def _of_tables(database: Path, statement: str, *values: int) -> list[tuple[Any, ...]]:
+    """Query a database; one in which the SuperLink has not created its tables yet has no rows.
+
+    Raises:
+        sqlite3.Error: The database cannot be read, for example because another process locks it for long.
+    """
     try:
-        return {key for (key,) in _query(database, _UNREGISTERED_QUERY)}
-    except sqlite3.OperationalError:
-        return set()
+        return _query(database, statement, *values)
+    except sqlite3.OperationalError as error:
+        if "no such table" in str(error):
+            return []
+        raise
 
 
 def _query(database: Path, statement: str, *values: int) -> list[tuple[Any, ...]]:
