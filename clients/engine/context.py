@@ -88,6 +88,16 @@ def client_setting(
     )
 
 
+def spend_unbounded(context: ClientContext) -> None:
+    """Record that an answer has no noise: the server chooses what is computed, and can learn single samples.
+
+    Raises:
+        RefusalError: If the owner's privacy budget does not allow it.
+    """
+    if context.budget:
+        context.budget.spend(context.round, None)
+
+
 def keep_evaluation(context: ClientContext, kind: str, after_round: int, scores: Scores) -> None:
     """Save the results of an evaluation next to the private state, for the node's owner.
 

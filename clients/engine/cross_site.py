@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from clients.engine.base import BaseClient
-from clients.engine.context import ClientContext
+from clients.engine.context import spend_unbounded
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.metrics.classification import evaluate
 from hyperfl_flwr.node.saved_models import FILE, KeptModel
@@ -41,7 +41,7 @@ def send_model(member: BaseClient, received: SharedArrays, question: QuerySpec) 
     if (kept.experiment, kept.client) != (context.state.experiment, context.client):
         text = f"the kept model is of client {kept.client} in the run {kept.experiment}"
         raise StateError(text, public="the client's kept model is of another run or client")
-    _spend_unbounded(context)
+    spend_unbounded(context)
     return {f"{PERSONALIZED}/{name}": value for name, value in kept.tensors.items()}, len(context.data.train_labels)
 
 
@@ -75,7 +75,7 @@ def score_models(member: BaseClient, received: SharedArrays, question: QuerySpec
         )
     if wrong := [name for name, value in named.items() if value.shape[1:] != layout[name].shape]:
         raise ValueError(f"{wrong[0]} of the models to evaluate has another shape than in the client's network")
-    _spend_unbounded(member.context)
+    spend_unbounded(member.context)
     correct = []
     for number in range(numbers.pop()):
         values = {
@@ -91,9 +91,3 @@ def _refuse_choice(question: QuerySpec) -> None:
     """Refuse a query by which the server would choose samples."""
     if question != QuerySpec():
         raise ValueError("a cross-site matrix is of all samples, unchanged")
-
-
-def _spend_unbounded(context: ClientContext) -> None:
-    """Record that the answer has no noise."""
-    if context.budget:
-        context.budget.spend(context.round, None)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clients.engine.base import BaseClient
-from clients.engine.context import ClientContext
+from clients.engine.context import ClientContext, spend_unbounded
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.data.corruptions import corrupted
 from hyperfl_flwr.protocol.arrays import SharedArrays
@@ -68,7 +68,7 @@ def assess(member: BaseClient, received: SharedArrays, question: QuerySpec) -> t
     """
     if not is_novel(member.context):
         raise ValueError(f"only novel clients are assessed, client {member.context.client} is a training client")
-    _spend_unbounded(member.context)
+    spend_unbounded(member.context)
     labels = member.context.data.test_labels
     images = _corrupted(member.context, member.context.data.test_images, question.corruption, "test")
     correct, total = [], torch.zeros(())
@@ -119,7 +119,7 @@ def _opposed(
         raise ValueError(f"samples are compared only in runs of {COMPARED} with novel clients")
     if question != QuerySpec() and not is_novel(context):
         raise ValueError("a trained client compares all of its samples, unchanged, or none")
-    _spend_unbounded(context)
+    spend_unbounded(context)
     samples = unlabelled(context, question)
     learned, held = split(samples, numpy_generator(context.config.seed, "a-distance", context.client))
     classifiers = torch.tensor(received[CLASSIFIERS], device=context.device)
@@ -127,12 +127,6 @@ def _opposed(
         raise ValueError(f"classifiers must be [M, {learned.shape[1] + 1}], got {tuple(classifiers.shape)}")
     side = int(is_novel(context))  # 1 for novel, 0 for training clients
     return classifiers, learned, held, torch.full((len(classifiers),), side, device=context.device)
-
-
-def _spend_unbounded(context: ClientContext) -> None:
-    """Record that an answer has no noise: the server chooses what is computed, and can learn single samples."""
-    if context.budget:
-        context.budget.spend(context.round, None)
 
 
 @torch.no_grad()

@@ -229,7 +229,7 @@ class NodeApp:
         no message of a deployed node contains them.
         """
         data = self.data()
-        if not self.simulated:
+        if self.node.has_local_data and not self.simulated:
             self._note_version(data)
         properties: dict[str, ConfigRecordValues] = {
             "partition": self.partition,

@@ -1,19 +1,19 @@
 """Serve the state of a deployment as a page, on this machine only; a request changes nothing."""
 
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-
-from markupsafe import Markup
+from typing import Any
 
 from hyperfl_flwr.core.errors import ConfigError, HyperFLError
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.status import Status
-from hyperfl_flwr.pages.figures import svg
+from hyperfl_flwr.pages.figures import captioned
 from hyperfl_flwr.pages.render import NOTHING, page
 from hyperfl_flwr.runs.plots import run_panels
 
@@ -34,26 +34,20 @@ _HEADERS = {
 }
 
 
-def status_page(deployment: Deployment, *, refresh: int = 0) -> str:
+def status_page(deployment: Deployment) -> str:
     """Return the page of a deployment's state, with the curves of its newest run.
 
     Args:
         deployment: The deployment.
-        refresh: Seconds after which a browser loads it again; 0 for never.
 
     Raises:
-        StateError: If the file of a node's public key is missing or damaged.
+        StateError: If the file of a node's public key is missing or damaged, or the database cannot be read.
     """
     found = Status.of(deployment)
-    figures: list[tuple[str, Markup]] = []
-    if found.runs and found.runs[0].round:
-        panels = run_panels(Path(found.runs[0].folder))
-        figures = [
-            (caption[0].upper() + caption[1:], svg(figure, f"figure-{number}", caption))
-            for number, (caption, figure) in enumerate(panels.items())
-        ]
+    begun = bool(found.runs and found.runs[0].round)
+    figures = captioned(run_panels(Path(found.runs[0].folder))) if begun else []
     rows = [(str(node.number), node.state, node.since or NOTHING) for node in found.nodes]
-    return page("status.html", found=found, figures=figures, rows=rows, refresh=refresh)
+    return page("status.html", found=found, figures=figures, rows=rows)
 
 
 class StatusServer(ThreadingHTTPServer):
@@ -87,12 +81,14 @@ class StatusServer(ThreadingHTTPServer):
         """Return the page as it was at most `KEPT_SECONDS` ago."""
         with self._drawing:
             if time.monotonic() - self._since > KEPT_SECONDS:
-                self._body = status_page(self._deployment, refresh=REFRESH_SECONDS).encode()
+                self._body = status_page(self._deployment).encode()
                 self._since = time.monotonic()
             return self._body
 
-    def handle_error(self, *_: object) -> None:
-        """Print nothing of browsers that close the connection early."""
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as in the base class
+        """Print errors, but nothing of browsers that close the connection early or fall silent."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 def _handler(content: Callable[[], bytes]) -> type[BaseHTTPRequestHandler]:

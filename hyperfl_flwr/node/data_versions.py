@@ -19,7 +19,7 @@ class Version:
 
     Attributes:
         title: Name of the data, without a path.
-        sha256: SHA-256 of samples and labels, see `hyperfl_flwr.data.digests.data_digest`.
+        sha256: SHA-256 of samples and labels, see `hyperfl_flwr.data.digests.sample_digest`.
         train: Number of training samples.
         test: Number of test samples.
         form: Identity of the run's settings that decide how the data are read; other settings make other samples.

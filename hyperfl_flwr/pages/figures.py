@@ -3,6 +3,7 @@
 import base64
 import io
 import re
+from collections.abc import Mapping
 
 import numpy as np
 from markupsafe import Markup
@@ -42,6 +43,14 @@ def svg(figure: Figure, name: str, description: str) -> Markup:
     label = Markup(' role="img" aria-label="{}" ').format(description)
     text = re.sub(r' width="[\d.]+pt" height="[\d.]+pt" ', lambda _: str(label), text, count=1)
     return Markup(text)  # noqa: S704 - written by matplotlib, which escapes all labels
+
+
+def captioned(figures: Mapping[str, Figure]) -> list[tuple[str, Markup]]:
+    """Return the caption and the SVG element of each figure of a page, by captions that begin with a small letter."""
+    return [
+        (caption[0].upper() + caption[1:], svg(figure, f"figure-{number}", caption))
+        for number, (caption, figure) in enumerate(figures.items())
+    ]
 
 
 def image_source(image: NDArray[np.float32]) -> str:

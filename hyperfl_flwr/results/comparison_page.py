@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from hyperfl_flwr.metrics.intervals import CONFIDENCE
-from hyperfl_flwr.pages.figures import svg
+from hyperfl_flwr.pages.figures import captioned
 from hyperfl_flwr.pages.render import NOTHING, counted, plain, write_page
 from hyperfl_flwr.results.compare import Comparison, Run
 from hyperfl_flwr.results.differences import Difference, Spread
@@ -78,10 +78,7 @@ def write_comparison(found: Comparison, file: Path) -> Path:
         scores=score_rows(found),
         confidence=f"{100 * CONFIDENCE:.0f} %",
         settings=settings_rows(found),
-        figures=[
-            (caption[0].upper() + caption[1:], svg(figure, f"figure-{number}", caption))
-            for number, (caption, figure) in enumerate(figures.items())
-        ],
+        figures=captioned(figures),
         runs=[
             (group.label, str(run.path), plain(run.settings["seed"]), run.manifest["start"], run.manifest["status"])
             for group in found.groups

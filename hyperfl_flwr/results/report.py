@@ -13,7 +13,7 @@ from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.data.sample_format import shape_text
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.intervals import of_share
-from hyperfl_flwr.pages.figures import svg
+from hyperfl_flwr.pages.figures import captioned, svg
 from hyperfl_flwr.pages.render import NOTHING, Settings, counted, interval_text, megabytes, percent, plain, write_page
 from hyperfl_flwr.runs.cross_site import CrossSite
 from hyperfl_flwr.runs.kept_models import KeptModels
@@ -78,6 +78,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         raise RunDirectoryError(f"{error}; wait for the first round before writing a report") from None
     file, client, data = output or path / "report.html", client_of(method_of(path)), RunData.read(manifest)
     config = RunConfig.from_flat(settings_of(path))
+    matrix = CrossSite.read(path)
     reductions = client.weighted(equal=manifest["settings"].get("privacy.unit") == "client")
     write_page(
         file,
@@ -97,8 +98,8 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         networks=_networks(config),
         figures=_figures(path, summary),
         labels_figure=_labels(manifest),
-        matrix=CrossSite.read(path),
-        matrix_figure=_matrix(path),
+        matrix=matrix,
+        matrix_figure=_matrix(matrix),
         simulated=is_simulation(manifest),
         accuracies=list(_accuracies(path, summary, unknown=NOT_KNOWN if has_secure_sums(manifest) else "none")),
         each_client=list(_each_client(path, summary)),
@@ -228,10 +229,7 @@ def _figures(path: Path, summary: Mapping[str, Any]) -> list[tuple[str, Markup]]
     if summary["test_accuracy_per_client"] is not None:
         last = "personalized test accuracy of each client after the last round"
         drawn[last] = clients_figure(summary["test_accuracy_per_client"])
-    return [
-        (caption[0].upper() + caption[1:], svg(figure, f"figure-{number}", caption))
-        for number, (caption, figure) in enumerate(drawn.items())
-    ]
+    return captioned(drawn)
 
 
 def _labels(manifest: Mapping[str, Any]) -> Markup | None:
@@ -242,14 +240,11 @@ def _labels(manifest: Mapping[str, Any]) -> Markup | None:
     return svg(figure, "labels", "number of training samples of each client and class")
 
 
-def _matrix(path: Path) -> Markup | None:
+def _matrix(found: CrossSite | None) -> Markup | None:
     """Draw the cross-site matrix; None without one."""
-    found = CrossSite.read(path)
-    return (
-        svg(matrix_figure(found), "cross-site", "accuracy of each client's model on each client's data")
-        if found
-        else None
-    )
+    if found is None:
+        return None
+    return svg(matrix_figure(found), "cross-site", "accuracy of each client's model on each client's data")
 
 
 def _left_out_nodes(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:

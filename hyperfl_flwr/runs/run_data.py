@@ -32,7 +32,7 @@ class RunData:
         input_shape: Shape of a sample, (C, H, W) or (D,); None if a manifest of an earlier version does not have it.
         classes: Names of the classes, as reported by the nodes; empty if the classes have no names.
         are_files: True if each node has a separate file or folder.
-        sha256: SHA-256 of the custom data of a simulation, see `hyperfl_flwr.data.digests.data_digest`; else empty.
+        sha256: SHA-256 of the custom data of a simulation, see `hyperfl_flwr.data.digests.sample_digest`; else empty.
     """
 
     source: Literal["dataset", "nodes"]

@@ -30,6 +30,7 @@ from hyperfl_flwr.protocol.queries import CORRECT, SCORE_MODELS, SEND_MODEL, Que
 from hyperfl_flwr.results.report import write_report
 from hyperfl_flwr.runs.cross_site import CrossSite
 from hyperfl_flwr.runs.run_directory import read_failures
+from hyperfl_flwr.server.exchange import exchange
 from hyperfl_flwr.server.fetching import ReplyLimits
 from hyperfl_flwr.server.in_process_grid import FIRST_NODE_ID, InProcessGrid
 from strategies.engine.query_clients import Query, _limits
@@ -224,6 +225,23 @@ def test_replies_with_whole_models_are_within_the_limits():
     assert limits.num_bytes > 2 * 600 * 4_000_000 * 1.1
     assert limits.num_objects > 2 * 600 * (1 + 4)
     assert ReplyLimits.to(question.content).num_bytes < 17_000_000
+
+
+def test_the_limits_are_those_of_each_question(federate, monkeypatch):
+    """What reads a reply gets the limits that the query's expected arrays need."""
+    given = []
+
+    def noted(grid, messages, timeout, before_resending=None, limits=()):
+        given.extend(zip((message.metadata.message_type for message in messages), limits, strict=True))
+        return exchange(grid, messages, timeout, before_resending, limits)
+
+    monkeypatch.setattr("strategies.engine.query_clients.exchange", noted)
+    run = federate("fedrep", cross_site=True)
+    model = sum(value.nbytes for value in KeptModel.read(run / "clients" / "client-00000").tensors.values())
+    asked = [limits.num_bytes for kind, limits in given if kind == SEND_MODEL]
+    plain = ReplyLimits.to(RecordDict()).num_bytes
+    assert len(asked) == 2
+    assert all(number >= plain + 8 * 2 * model for number in asked)  # two or three clients on each node
 
 
 def test_clients_that_no_round_has_trained_are_left_out(federate):

@@ -157,13 +157,11 @@ def test_a_new_deployment_has_nothing_yet(tmp_path: Path) -> None:
 
 def test_the_page_escapes_what_comes_from_nodes(made: Made, run: Path) -> None:
     made.new_run(output=str(run))
-    page = status_page(made.deployment, refresh=10)
+    page = status_page(made.deployment)
     assert "no &lt;memory&gt; left" in page
     assert "<script" not in page
-    assert '<meta http-equiv="refresh" content="10">' in page
     assert "default-src 'none'" in page
     assert page.count("<svg ") >= 2
-    assert "refresh" not in status_page(made.deployment).partition("<style>")[0]
 
 
 def test_the_command_prints_text_or_json(made: Made, run: Path, call: Call) -> None:
@@ -203,7 +201,22 @@ class TestServer:
         if found[0] == 200:
             assert headers["Cache-Control"] == "no-store"
             assert headers["X-Frame-Options"] == "DENY"
+            assert headers["Refresh"] == "10"
         return found
+
+    def test_errors_are_printed_and_closed_connections_are_not(
+        self, server: StatusServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for error, printed in ((BrokenPipeError("closed"), False), (KeyError("a bug"), True)):
+
+            def fail(_: object, error: Exception = error) -> str:
+                raise error
+
+            server._since = -1e9
+            monkeypatch.setattr("hyperfl_flwr.deploy.status_server.status_page", fail)
+            with pytest.raises((http.client.HTTPException, OSError)):
+                self.ask(server)
+            assert ("a bug" in capsys.readouterr().err) is printed
 
     def test_it_shows_the_state_of_now(self, server: StatusServer, made: Made, run: Path) -> None:
         assert server.server_address[0] == "127.0.0.1"
