@@ -51,8 +51,8 @@ def half_handshake(made: LocalDeployment, source: str) -> socket.socket:
     return connection
 
 
-def begun_body(path: str, line: str, node: int | None = None) -> Callable[[LocalDeployment, str], socket.socket]:
-    return lambda made, source: said(request(path, line, node=node, made=made))(made, source)
+def begun_body(path: str, *lines: str, node: int | None = None) -> Callable[[LocalDeployment, str], socket.socket]:
+    return lambda made, source: said(request(path, *lines, node=node, made=made))(made, source)
 
 
 ATTACKS: dict[str, Callable[[LocalDeployment, str], socket.socket]] = {
@@ -114,6 +114,7 @@ def served(made: LocalDeployment, source: str, node: int = 0) -> int:
 
 def is_closed(connection: socket.socket) -> bool:
     """Return whether nginx has closed a connection, after reading what it sent before."""
+    connection.setblocking(False)  # what can be read may be a ticket of the TLS session and no data
     try:
         while select.select([connection], [], [], 0)[0]:
             if not connection.recv(4096):

@@ -176,8 +176,13 @@ def test_a_body_may_take_as_long_as_a_slow_link_needs(gate: LocalDeployment, slo
 
 
 def test_a_node_can_hold_no_more_than_its_own_connections(gate: LocalDeployment) -> None:
-    """A registered node with 600 unfinished requests gets 503, and the other node is served."""
-    with attack(gate, begun_body(UNREAD, "Content-Length: 5000000", node=1), INSIDE) as opened:
+    """A registered node with 600 unfinished requests gets 503, and the other node is served.
+
+    The requests have the type of a message: the SuperLink reads their bodies to the end. Others it answers at once, and
+    nginx then closes them after `lingering_time`.
+    """
+    lines = (f"Content-Type: {PROTOBUF_MEDIA_TYPE}", "Content-Length: 5000000")
+    with attack(gate, begun_body(UNREAD, *lines, node=1), INSIDE) as opened:
         assert served(gate, INSIDE, node=1) == 503
         assert served(gate, INSIDE, node=0) == 400
         kept = [connection for connection in opened if not is_closed(connection)]
