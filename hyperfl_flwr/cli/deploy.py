@@ -145,6 +145,34 @@ def run_renew(folder: Folder) -> None:
     err.print("restart the SuperLink; the nodes need no new files", markup=False)
 
 
+@deployments.command("move")
+def run_move(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the deployment or of a node.")],
+    host: Annotated[
+        str | None, typer.Option(help="The SuperLink's new host name or IPv4 address.", show_default="the present one")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="The SuperLink's new port.", show_default="the present one")] = None,
+) -> None:
+    """Change the SuperLink's address in a deployment's files or in a node's folder; prints the files written."""
+    from hyperfl_flwr.deploy.move import move_deployment, move_node
+    from hyperfl_flwr.deploy.peers import is_deployment
+
+    if not is_deployment(folder):
+        out.print(str(move_node(folder.absolute(), host, port)), markup=False)
+        err.print("restart this node with its start.sh", markup=False)
+        return
+    deployment = Deployment.read(folder)
+    for file in move_deployment(deployment, host, port):
+        out.print(str(file), markup=False)
+    moved = Deployment.read(folder)
+    err.print(
+        f"restart the SuperLink, and nginx if you use it; each owner runs `hyperfl deploy move NODE --host "
+        f"{moved.host} --port {moved.port}` and restarts the node",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
 @deployments.command("start-warnings", hidden=True)
 def run_start_warnings(
     port: Annotated[int | None, typer.Option(help="Port that must be free; otherwise the exit code is 3.")] = None,

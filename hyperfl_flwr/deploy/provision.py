@@ -76,6 +76,14 @@ def write_connection(deployment: Deployment) -> None:
     write_atomically(deployment.flower_home / "config.toml", text.encode(), mode=0o600)
 
 
+def write_start(deployment: Deployment) -> Path:
+    """Write the SuperLink's start script, which has its port; return its path."""
+    bind = "127.0.0.1" if is_local(deployment.host) else "0.0.0.0"  # noqa: S104 - the nodes are on other machines
+    file = deployment.server / "start.sh"
+    _write(file, render("superlink_start.sh.jinja", bind=bind, port=deployment.port), mode=0o700)
+    return file
+
+
 def is_local(host: str) -> bool:
     """Return whether a host is a loopback address, which other machines cannot reach."""
     try:
@@ -89,11 +97,10 @@ def _write_server(deployment: Deployment) -> None:
     write_atomically(server / "ca.crt", (deployment.authority / "ca.crt").read_bytes())
     write_server_certificate(deployment.authority, server, deployment.host)
     write_connection(deployment)
-    bind = "127.0.0.1" if is_local(deployment.host) else "0.0.0.0"  # noqa: S104 - the nodes are on other machines
-    _write(server / "start.sh", render("superlink_start.sh.jinja", bind=bind, port=deployment.port), mode=0o700)
+    start = write_start(deployment)
     programs = Path(sys.executable).parent
     _write(server / "environment", render("environment.sh.jinja", program="flower-superlink", programs=programs))
-    unit = render("hyperfl-superlink.service.jinja", start=server / "start.sh", user=getpass.getuser())
+    unit = render("hyperfl-superlink.service.jinja", start=start, user=getpass.getuser())
     _write(server / "hyperfl-superlink.service", unit)
 
 

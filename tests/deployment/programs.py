@@ -210,6 +210,18 @@ class LocalDeployment:
 
         eventually(lambda: are_online() and not time.sleep(1.0) and are_online(), f"nodes {numbers} online")
 
+    def move(self, port: int) -> None:
+        """Stop the nodes and move the stopped SuperLink and the nodes to another port, as operator and owners do."""
+        for node in self.nodes:
+            node.stop()
+        outside = self.folder.with_name("handed-over")
+        self.nodes[-1].folder.rename(outside)
+        for folder in (self.folder, outside):
+            subprocess.run([HYPERFL, "deploy", "move", folder, "--port", str(port)], check=True, timeout=PATIENCE)
+        outside.rename(self.nodes[-1].folder)
+        self.deployment = Deployment.read(self.folder)
+        self.superlink = DeployedSuperLink(self.deployment)
+
     def hyperfl(self, command: str, *words: object, cwd: Path | None = None) -> subprocess.Popen[str]:
         """Start `hyperfl COMMAND ... --deployment DIR` in `cwd`, by default the deployment's folder."""
         self._commands.append(

@@ -21,6 +21,7 @@ from programs import (
     LocalDeployment,
     eventually,
     finished,
+    free_port,
     local_deployment,
     processes_of,
     rows_of,
@@ -224,9 +225,10 @@ def test_ctrl_c_during_a_transfer_stops_the_run_and_nothing_else(
     assert code == 0, err
 
 
-def test_a_killed_superlink_loses_nothing(
+def test_a_killed_superlink_loses_nothing_even_if_it_moves(
     two_nodes: LocalDeployment, network: Path, straight: Path, tmp_path: Path
 ) -> None:
+    """The run goes on at another port (`hyperfl deploy move`), with the same keys and the nodes' private state."""
     output = tmp_path / "run"
     words = (*OWN_WORDS, "--num-rounds", 2, "--output", output, *SETS)
     process = two_nodes.hyperfl("run", *words, cwd=network)
@@ -242,7 +244,8 @@ def test_a_killed_superlink_loses_nothing(
     eventually(lambda: not processes_of(two_nodes.server.folder), "the end of what the SuperLink had started")
     code, _, err = finished(two_nodes.hyperfl("run", "--resume", output))
     assert (code, "start it:" in err) == (1, True), err
-    two_nodes.start_server()
+    two_nodes.move(free_port())
+    two_nodes.start()
     code, out, err = finished(two_nodes.hyperfl("run", "--resume", output, "--quiet"))
     assert (code, out.splitlines(), err) == (0, [str(output)], "")
     assert_like(output, straight, 2)

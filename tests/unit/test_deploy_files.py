@@ -13,9 +13,12 @@ from cryptography.hazmat.primitives import serialization
 from jinja2 import UndefinedError
 
 from hyperfl_flwr.core.errors import ConfigError, StateError
+from hyperfl_flwr.deploy.gate import gate
 from hyperfl_flwr.deploy.keys import read_certificate, read_node_key
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.node_settings import NodeAddress
+from hyperfl_flwr.deploy.move import move_deployment, move_node
+from hyperfl_flwr.deploy.peers import accept_key, own_key
 from hyperfl_flwr.deploy.provision import init, renew
 from hyperfl_flwr.deploy.render import jinja_environment, render
 
@@ -111,6 +114,84 @@ def test_a_lost_or_foreign_authority_cannot_renew(tmp_path: Path) -> None:
     (one.node(0) / "node.key").write_bytes(b"nonsense")
     with pytest.raises(StateError, match="is damaged"):
         read_node_key(one.node(0) / "node.key")
+
+
+def test_a_moved_deployment_is_one_made_at_the_new_address(tmp_path: Path) -> None:
+    """Every text with the address equals that of a deployment that was made there; keys and authority stay."""
+    one, there = make(tmp_path / "one"), make(tmp_path / "there", host="10.1.2.3")
+    kept = [one.authority / "ca.crt", one.authority / "ca.key", one.peers, *one.folder.rglob("node.*")]
+    before = {file: file.read_bytes() for file in kept}
+    shutil.rmtree(one.node(1))  # was handed over
+    written = list(move_deployment(one, "10.1.2.3", None))
+    moved = Deployment.read(one.folder)
+    assert (moved.host, moved.port) == ("10.1.2.3", 8123)
+    assert {file: file.read_bytes() for file in kept if file.exists()} == {
+        file: text for file, text in before.items() if one.node(1) not in file.parents
+    }
+    for name in ("server/start.sh", "deployment.toml", "nodes/node-0/place.toml"):
+        assert (one.folder / name).read_bytes() == (there.folder / name).read_bytes()
+        assert one.folder / name in written
+    assert gate(moved) == (one.server / "nginx.conf").read_text()
+    names = ("openssl", "verify", "-CAfile", one.authority / "ca.crt", "-verify_ip", "10.1.2.3")
+    run(*names, one.server / "server.crt")
+    connection = tomllib.loads((one.flower_home / "config.toml").read_text())["superlink"]["hyperfl"]
+    certificate = (one.server / "server.crt").read_bytes()
+    list(move_deployment(moved, None, 9443))
+    moved = Deployment.read(one.folder)
+    assert NodeAddress.read(one.node(0)) == NodeAddress(number=0, nodes=2, host="10.1.2.3", port=9443)
+    assert (one.server / "server.crt").read_bytes() == certificate  # it names no port
+    assert gate(moved) == (one.server / "nginx.conf").read_text()
+    assert "--port 9443" in (one.server / "start.sh").read_text()
+    moved_connection = tomllib.loads((one.flower_home / "config.toml").read_text())["superlink"]["hyperfl"]
+    assert moved_connection == {**connection, "address": "127.0.0.1:9443"}
+
+
+def test_a_move_keeps_what_was_changed_in_nginx_and_names_what_it_cannot_change(tmp_path: Path) -> None:
+    one = make(tmp_path / "one")
+    file = one.server / "nginx.conf"
+    own_key(one.node(1))
+    list(accept_key(one, 1, one.node(1) / "node.pub"))
+    file.write_text("# mine: https://127.0.0.1:81234\n" + file.read_text())
+    list(move_deployment(one, None, 9443))
+    assert file.read_text() == "# mine: https://127.0.0.1:81234\n" + gate(Deployment.read(one.folder))
+    changed = file.read_text().replace("listen fl.example.org:9443", "listen 10.0.0.1:9443")
+    file.write_text(changed)
+    before = {path: path.read_bytes() for path in one.folder.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=r"has no `listen fl\.example\.org:9443`, .* write `listen a:9443` there"):
+        list(move_deployment(Deployment.read(one.folder), "a", None))
+    assert {path: path.read_bytes() for path in one.folder.rglob("*") if path.is_file()} == before
+    file.write_text(changed.replace("listen 10.0.0.1:9443", "listen a:9443"))
+    list(move_deployment(Deployment.read(one.folder), "a", None))
+    assert Deployment.read(one.folder).host == "a"
+
+
+def test_an_interrupted_move_is_repeated(tmp_path: Path) -> None:
+    one = make(tmp_path / "one")
+    moving = move_deployment(one, "10.1.2.3", 9443)
+    next(moving), next(moving)  # nginx.conf and the certificate
+    moving.close()
+    assert Deployment.read(one.folder) == one
+    list(move_deployment(one, "10.1.2.3", 9443))
+    assert gate(Deployment.read(one.folder)) == (one.server / "nginx.conf").read_text()
+
+
+def test_an_owner_moves_a_node_and_nothing_else(tmp_path: Path) -> None:
+    node = shutil.copytree(make(tmp_path / "one").node(1), tmp_path / "node-1")
+    before = {path: path.read_bytes() for path in node.rglob("*") if path.is_file()}
+    assert move_node(node, "10.1.2.3", 9443) == node / "place.toml"
+    assert NodeAddress.read(node) == NodeAddress(number=1, nodes=2, host="10.1.2.3", port=9443)
+    changed = {path.name for path, text in before.items() if path.read_bytes() != text}
+    assert changed == {"place.toml"}
+    for host, port, problem in (
+        ("10.1.2.3", None, "the address is already 10.1.2.3:9443"),
+        (None, 0, "port must be 1 to 65535; got 0"),
+        ("", None, "host must be a host name or an IPv4 address; got ''"),
+        ("a b", 1, "host must be a host name"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(problem)):
+            move_node(node, host, port)
+        with pytest.raises(ConfigError, match=re.escape(problem.replace("9443", "8123"))):
+            list(move_deployment(Deployment(folder=tmp_path, host="10.1.2.3", port=8123, num_nodes=1), host, port))
 
 
 def test_a_folder_in_use_and_an_unfit_name_are_refused(tmp_path: Path) -> None:
