@@ -16,8 +16,8 @@ from hyperfl_flwr.core.errors import ConfigError, StateError
 from hyperfl_flwr.deploy.gate import gate
 from hyperfl_flwr.deploy.keys import read_certificate, read_node_key
 from hyperfl_flwr.deploy.layout import Deployment
-from hyperfl_flwr.deploy.node_settings import NodeAddress
 from hyperfl_flwr.deploy.move import move_deployment, move_node
+from hyperfl_flwr.deploy.node_settings import NodeAddress
 from hyperfl_flwr.deploy.peers import accept_key, own_key
 from hyperfl_flwr.deploy.provision import init, renew
 from hyperfl_flwr.deploy.render import jinja_environment, render
