@@ -17,9 +17,11 @@ from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.node_settings import PLACE, NodeAddress
 from hyperfl_flwr.deploy.provision import renew, write_connection, write_start
 
+GATE = "nginx.conf"
+
 
 def move_deployment(deployment: Deployment, host: str | None, port: int | None) -> Iterator[Path]:
-    """Change the address at which the nodes reach a SuperLink; safe to repeat after an interruption.
+    """Change the address at which the nodes reach a SuperLink; safe to repeat, also after an interruption.
 
     Args:
         deployment: The deployment at its present address.
@@ -30,23 +32,25 @@ def move_deployment(deployment: Deployment, host: str | None, port: int | None) 
         The files that were written, among them those of the nodes' folders that are still here.
 
     Raises:
-        ConfigError: If the address is not valid or the present one, or `nginx.conf` was changed by hand.
+        ConfigError: If no address is given, it is not valid, `nginx.conf` has another one than `deployment.toml`, or a
+            node's `place.toml` is damaged.
         StateError: If the authority's files are missing or damaged.
     """
     moved = replace(deployment, **_given(host, port))
-    if moved == deployment:
-        raise _unchanged(deployment.host, deployment.port)
-    yield from _move_gate(deployment, moved)
+    # All that can be wrong is found before anything is written.
+    gate = _moved_gate(deployment, moved)
+    folders = [moved.node(number) for number in range(moved.num_nodes)]
+    places = {folder: NodeAddress.read(folder) for folder in folders if (folder / PLACE).is_file()}
     if moved.host != deployment.host:
         renew(moved)
-        yield moved.server / "server.crt"
+        yield from (moved.server / "server.crt", moved.server / "server.key")
+    if gate is not None:
+        write_atomically(moved.server / GATE, gate.encode(), mode=PRIVATE)
+        yield moved.server / GATE
     yield write_start(moved)
-    write_connection(moved)
-    for number in range(moved.num_nodes):
-        file = moved.node(number) / PLACE
-        if file.is_file():
-            _write_address(file, NodeAddress.read(file.parent), moved.host, moved.port)
-            yield file
+    yield write_connection(moved)
+    for folder, place in places.items():
+        yield _write_address(folder, place, moved.host, moved.port)
     moved.write()  # last: until here a repeated call does all of it again
     yield moved.folder / "deployment.toml"
 
@@ -63,46 +67,44 @@ def move_node(folder: Path, host: str | None, port: int | None) -> Path:
         The file that was written.
 
     Raises:
-        ConfigError: If the folder is not a node's, or the address is not valid or the present one.
+        ConfigError: If the folder is not a node's, or no address is given, or it is not valid.
     """
     place = NodeAddress.read(folder)
     present = Deployment(folder=folder, host=place.host, port=place.port, num_nodes=place.nodes)
     moved = replace(present, **_given(host, port))
-    if moved == present:
-        raise _unchanged(place.host, place.port)
-    _write_address(folder / PLACE, place, moved.host, moved.port)
-    return folder / PLACE
+    return _write_address(folder, place, moved.host, moved.port)
 
 
 def _given(host: str | None, port: int | None) -> dict[str, Any]:
     """Return the parts of an address that are given, as fields of `Deployment`, which checks them."""
+    if host is None and port is None:
+        raise ConfigError("the new address is missing; give --host, --port or both")
     return {name: value for name, value in (("host", host), ("port", port)) if value is not None}
 
 
-def _write_address(file: Path, place: NodeAddress, host: str, port: int) -> None:
-    write_atomically(file, place.model_copy(update={"host": host, "port": port}).text(), mode=PRIVATE)
+def _write_address(folder: Path, place: NodeAddress, host: str, port: int) -> Path:
+    # The mode is that of a new file, as from `hyperfl deploy init`: the file has no secret, and a service may run as
+    # another user than the one who moves it.
+    write_atomically(folder / PLACE, place.model_copy(update={"host": host, "port": port}).text())
+    return folder / PLACE
 
 
-def _unchanged(host: str, port: int) -> ConfigError:
-    return ConfigError(f"the address is already {host}:{port}; give another --host or --port")
+def _moved_gate(old: Deployment, new: Deployment) -> str | None:
+    """Return nginx.conf, which the operator may have changed, with the new address; None if there is no such file.
 
-
-def _move_gate(old: Deployment, new: Deployment) -> Iterator[Path]:
-    """Change the address in nginx.conf, which the operator may have changed; without nginx it has no effect."""
-    file = old.server / "nginx.conf"
+    An address after `listen` that is not the deployment's host is the operator's, that of a network interface behind a
+    router for example, and stays.
+    """
+    file = old.server / GATE
     if not file.is_file():
-        return
-    text = file.read_text()
-    changes = {
-        f"listen {old.host}:{old.port}": f"listen {new.host}:{new.port}",
-        f"https://127.0.0.1:{old.port}": f"https://127.0.0.1:{new.port}",
-    }
-    for before, after in changes.items():
-        text, replaced = re.subn(rf"{re.escape(before)}\b", after, text)
-        if not replaced and not re.search(rf"{re.escape(after)}\b", text):
+        return None
+    text = re.sub(rf"(?<=listen ){re.escape(old.host)}(?=:{old.port}\b)", new.host, file.read_text())
+    for address in (r"listen \S+", r"https://127\.0\.0\.1"):
+        text = re.sub(rf"({address}):{old.port}\b", rf"\g<1>:{new.port}", text)
+        if not re.search(rf"{address}:{new.port}\b", text):
             raise ConfigError(
-                f"{file} has no `{before}`, so it was changed by hand; write `{after}` there, or delete the file if "
-                f"nginx is not used, and repeat"
+                f"{file} does not have port {old.port} as `hyperfl deploy init` writes it, so it was changed by hand; "
+                f"write `listen {new.host}:{new.port} ssl;` and `https://127.0.0.1:{new.port}` there, or delete the "
+                f"file if nginx is not used, and repeat"
             )
-    write_atomically(file, text.encode(), mode=PRIVATE)
-    yield file
+    return text

@@ -70,10 +70,16 @@ def renew(deployment: Deployment) -> None:
     write_server_certificate(deployment.authority, deployment.server, deployment.host)
 
 
-def write_connection(deployment: Deployment) -> None:
-    """Write the connection to the SuperLink for Flower's commands; each time, because the folder may have moved."""
+def write_connection(deployment: Deployment) -> Path:
+    """Write the connection to the SuperLink for Flower's commands; each time, because the folder may have moved.
+
+    Returns:
+        The file.
+    """
+    file = deployment.flower_home / "config.toml"
     text = render("flower_config.toml.jinja", port=deployment.port, certificate=deployment.server / "ca.crt")
-    write_atomically(deployment.flower_home / "config.toml", text.encode(), mode=0o600)
+    write_atomically(file, text.encode(), mode=0o600)
+    return file
 
 
 def write_start(deployment: Deployment) -> Path:
