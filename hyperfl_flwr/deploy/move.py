@@ -18,10 +18,11 @@ from hyperfl_flwr.deploy.node_settings import PLACE, NodeAddress
 from hyperfl_flwr.deploy.provision import renew, write_connection, write_start
 
 GATE = "nginx.conf"
+"""File of the gate in the server's folder, see `hyperfl_flwr.deploy.gate`."""
 
 
 def move_deployment(deployment: Deployment, host: str | None, port: int | None) -> Iterator[Path]:
-    """Change the address at which the nodes reach a SuperLink; safe to repeat, also after an interruption.
+    """Change the address at which the nodes reach a SuperLink; if it is interrupted, the same call completes it.
 
     Args:
         deployment: The deployment at its present address.
@@ -32,8 +33,8 @@ def move_deployment(deployment: Deployment, host: str | None, port: int | None) 
         The files that were written, among them those of the nodes' folders that are still here.
 
     Raises:
-        ConfigError: If no address is given, it is not valid, `nginx.conf` has another one than `deployment.toml`, or a
-            node's `place.toml` is damaged.
+        ConfigError: If no address is given, it is not valid, `nginx.conf` has neither the present nor the new port, or
+            a node's `place.toml` is damaged.
         StateError: If the authority's files are missing or damaged.
     """
     moved = replace(deployment, **_given(host, port))
