@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import sysconfig
 import traceback
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -9,7 +10,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from hyperfl_flwr import ROOT
-from hyperfl_flwr.core.source_files import digest_of
+from hyperfl_flwr.core.source_files import digest_of, is_installed
 
 
 class PackageFinder:
@@ -51,13 +52,22 @@ class _SourceLoader(SourceFileLoader):
 
 
 def where(error: BaseException) -> str:
-    """Return an error in one line, with the innermost line of user code in its traceback."""
+    """Return an error in one line, with the innermost line of user code in its traceback.
+
+    User code can be an installed package: if no line outside libraries is in the traceback, the innermost one that is
+    not of this project, torch or Python's import system is taken.
+    """
     torch = getattr(sys.modules.get("torch"), "__file__", None)
     libraries = [str(Path(torch).parent)] if torch else []
     others = (*libraries, str(ROOT / "hyperfl_flwr"), str(Path(importlib.__file__).parent), "<frozen")
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
+    frames = [frame for frame in frames if not _is_library(Path(frame.filename))] or frames
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
+
+
+def _is_library(path: Path) -> bool:
+    return is_installed(path) or path.is_relative_to(sysconfig.get_path("stdlib"))
 
 
 def finders_of(top: str) -> list[PackageFinder]:

@@ -379,3 +379,14 @@ def test_code_that_leaves_python_is_an_error(tmp_path: Path, monkeypatch: pytest
     code.find_new()
     with pytest.raises(ConfigError, match=r"cannot be imported: SystemExit: 0 \(.*mine_leaving.py, line 2\)"):
         METHODS["mine_leaving:METHOD"]
+
+
+@pytest.mark.parametrize("call", ["json.loads('{')", "numpy.linalg.inv(1)"])
+def test_an_error_inside_a_library_is_placed_where_the_users_code_calls_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine_calling.py").write_text(f"import json\nimport numpy\n\n{call}\n")
+    UserCode("method", "mine_calling:METHOD").find_new()
+    with pytest.raises(ConfigError, match=r"Error: .* \(.*mine_calling.py, line 4\)"):
+        METHODS["mine_calling:METHOD"]
