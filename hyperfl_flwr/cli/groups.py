@@ -6,7 +6,7 @@ import click
 from typer.core import TyperGroup
 
 SUBJECTS = {
-    "Train": ("run", "quickstart", "methods", "datasets", "settings", "check-method", "doctor"),
+    "Train": ("run", "quickstart", "methods", "datasets", "features", "settings", "check-method", "doctor"),
     "Results and comparisons": ("report", "compare", "sweep", "tensorboard"),
     "Studies": ("studies", "study", "table", "figure", "record"),
     "Models": ("export", "predict", "join", "personalize"),

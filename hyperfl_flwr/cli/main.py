@@ -10,7 +10,7 @@ from functools import partial
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.table import Table
@@ -19,11 +19,13 @@ from hyperfl_flwr import __version__
 from hyperfl_flwr.cli.audit import audits
 from hyperfl_flwr.cli.check_method import contracts
 from hyperfl_flwr.cli.compare import comparisons
+from hyperfl_flwr.cli.datasets import collections
 from hyperfl_flwr.cli.deploy import deployments
 from hyperfl_flwr.cli.doctor import doctors
 from hyperfl_flwr.cli.dp import budgets
 from hyperfl_flwr.cli.dp_audit import games
 from hyperfl_flwr.cli.export import exports
+from hyperfl_flwr.cli.features import vectors
 from hyperfl_flwr.cli.groups import GroupedCommands
 from hyperfl_flwr.cli.ledger import ledgers
 from hyperfl_flwr.cli.personalize import personal
@@ -56,6 +58,8 @@ cli.add_typer(contracts)
 cli.add_typer(listings)
 cli.add_typer(boards)
 cli.add_typer(folders)
+cli.add_typer(collections)
+cli.add_typer(vectors)
 cli.add_typer(exports)
 cli.add_typer(predictions)
 for commands in entry_points(group="hyperfl.commands"):
@@ -223,18 +227,6 @@ def methods() -> None:
     out.print(table)
 
 
-@cli.command()
-def datasets() -> None:
-    """List the data sets."""
-    from hyperfl_flwr.data.registry import DATASETS
-
-    table = Table("name", "what it is", "classes", "shape", "download", "source")
-    for name, info in DATASETS.items():
-        size = f"{info.download_mb} MB" if info.download_mb else "none"
-        table.add_row(name, info.title, str(info.num_classes or "any"), _shape(info.input_shape), size, info.source)
-    out.print(table)
-
-
 def _print_version(wanted: bool) -> None:
     if wanted:
         out.print(__version__)
@@ -279,10 +271,6 @@ def _print_estimate(changes: dict[str, Scalar], num_nodes: int | None, engine: s
     table.add_row(f"time for {planned.num_rounds} rounds", f"about {cost.seconds / 60:.1f} minutes")
     out.print(table)
     out.print(cost.resolution, markup=False)
-
-
-def _shape(shape: Any) -> str:  # noqa: ANN401
-    return "any" if shape is None else "x".join(map(str, shape))
 
 
 def _read_settings(path: Path) -> dict[str, Scalar]:

@@ -51,7 +51,7 @@ class DataConfig(Section):
         0.0,
         "Share of each client's training samples that is held back as validation data. With `early-stopping` or `keep "
         "= best` they decide about rounds. Otherwise they replace the test samples, so that settings can be chosen "
-        "without test data.",
+        "without test data. A client that the data set defines has at least one.",
     )
     group_by: Grouping = setting(
         "auto",

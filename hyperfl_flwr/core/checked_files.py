@@ -7,7 +7,9 @@ allocated. Every exception of a parser becomes a `MalformedFileError`. Nothing i
 import contextlib
 import math
 import os
+import struct
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -32,6 +34,15 @@ _LONGEST_REASON = 300
 """Maximum length of a parser's message in characters; it may quote its input, which is untrusted."""
 
 _MEGABYTE = 1e6
+
+SMALLEST_MAPPED = 1 << 24
+"""Fewest bytes of an array that is mapped from its file; smaller ones are read, and do not depend on the file then."""
+
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
+"""Header of a zip member in front of its data: signature, and lengths of its name and of its extra field."""
+
+_CHUNK = 1 << 24
+"""Number of bytes of which a checksum is computed at a time."""
 
 
 class MalformedFileError(ValueError):
@@ -105,6 +116,28 @@ def read_array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
     return array
 
 
+def map_arrays(archive: zipfile.ZipFile, names: Iterable[str]) -> list[NDArray[Any]]:
+    """Return arrays of an archive; large ones that are stored without compression are mapped from the file.
+
+    All processes that map a file share one copy of it in memory, and the arrays need not fit into memory. The file must
+    not be written to while it is mapped; replacing it by another file is harmless.
+
+    Args:
+        archive: An archive of `open_archive`; mapped arrays stay valid after it is closed.
+        names: Names of the members.
+
+    Returns:
+        The arrays in the order of the names. Mapped ones are read-only, and may not be aligned to their elements.
+
+    Raises:
+        MalformedFileError: As for `read_array`; also if the arrays that are not mapped do not fit into memory together.
+    """
+    chosen = list(names)
+    mapped = {name for name in chosen if _size(archive, name) >= SMALLEST_MAPPED and _is_stored(archive, name)}
+    check_members(archive, [name for name in chosen if name not in mapped])
+    return [_map_array(archive, name) if name in mapped else read_array(archive, name) for name in chosen]
+
+
 def array_bytes(archive: zipfile.ZipFile, name: str) -> int:
     """Return the size in bytes that an archived array takes in memory; reads only its header.
 
@@ -142,6 +175,44 @@ def read_header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != held:
         raise MalformedFileError(f"its shape {shape} of {dtype} does not fit the {held} bytes that it holds")
     return shape, is_fortran, dtype
+
+
+def _is_stored(archive: zipfile.ZipFile, name: str) -> bool:
+    return archive.getinfo(name).compress_type == zipfile.ZIP_STORED
+
+
+def _map_array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+    """Map an array that is stored without compression; where the file cannot be mapped, it is read."""
+    size = _size(archive, name)
+    with _malformed(name):
+        with archive.open(name) as member:  # compares the member's two headers, and refuses members that overlap
+            shape, is_fortran, dtype = read_header(member, size)
+            header = member.tell()
+        start = _data_start(archive, name)
+        try:
+            stored = np.memmap(archive.fp, np.uint8, "r", start, (size,))  # type: ignore[call-overload]
+        except OSError:  # some file systems have no maps
+            return read_array(archive, name)
+        checksum = 0
+        for position in range(0, size, _CHUNK):
+            checksum = zlib.crc32(stored[position : position + _CHUNK], checksum)
+        if checksum != archive.getinfo(name).CRC:
+            raise MalformedFileError("Bad CRC-32")
+        # A plain array: indexing an np.memmap is slower.
+        return np.ndarray(shape, dtype, np.asarray(stored[header:]), order="F" if is_fortran else "C")
+
+
+def _data_start(archive: zipfile.ZipFile, name: str) -> int:
+    """Return the position in the file of a member's stored bytes, which must lie before the central directory."""
+    info, file = archive.getinfo(name), archive.fp
+    if file is None:
+        raise ValueError("the archive must be open")
+    file.seek(info.header_offset)
+    signature, name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+    start = info.header_offset + _LOCAL_HEADER.size + name_length + extra_length
+    if signature != zipfile.stringFileHeader or start + info.file_size > archive.start_dir:  # type: ignore[attr-defined]
+        raise MalformedFileError("its place in the archive is wrong")
+    return int(start)
 
 
 def _size(archive: zipfile.ZipFile, name: str) -> int:

@@ -9,12 +9,13 @@ import json
 import os
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from hyperfl_flwr.core.checked_files import array_bytes, check_members, open_archive, read_array, read_member
 from hyperfl_flwr.core.errors import StateError
@@ -37,6 +38,46 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], meta: Mapping[s
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asarray(array, order="C"), allow_pickle=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """An array that is given piece by piece, so that it need not fit into memory.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its type.
+        pieces: Its rows, in order: arrays of any number of rows.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DTypeLike
+    pieces: Iterable[NDArray[Any]]
+
+
+def write_npz(path: Path, arrays: Mapping[str, NDArray[Any] | Pieces], *, mode: int = 0o644) -> None:
+    """Write a file as `numpy.savez` does, atomically; the file is on disk when this returns.
+
+    Equal arrays make equal files: the members have no time.
+
+    Raises:
+        ValueError: If pieces do not have the declared number of rows.
+    """
+    with _replacement(path, mode) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
+                if not isinstance(array, Pieces):
+                    np.lib.format.write_array(member, np.asarray(array, order="C"), allow_pickle=False)
+                    continue
+                descr = np.lib.format.dtype_to_descr(np.dtype(array.dtype))
+                header = {"descr": descr, "fortran_order": False, "shape": array.shape}
+                np.lib.format.write_array_header_1_0(member, header)
+                rows = 0
+                for piece in array.pieces:
+                    member.write(np.ascontiguousarray(piece, dtype=array.dtype).tobytes())
+                    rows += len(piece)
+                if rows != array.shape[0]:
+                    raise ValueError(f"{name} must have {array.shape[0]} rows, got {rows}")
 
 
 def read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]]:

@@ -116,7 +116,8 @@ def split_validation(
     Where the samples have groups, such as patients, a group is on the same side at all clients.
 
     Args:
-        settings: Settings with the share of validation samples; their number is rounded half to even.
+        settings: Settings with the share of validation samples; their number is rounded half to even. Of clients that
+            the data set defines it is at least 1.
         train: Positions of each client's training samples, by client.
         data: The training data.
 
@@ -127,7 +128,9 @@ def split_validation(
         DataError: If a client would have no training samples or no validation samples.
     """
     if data.groups is None:
-        return {client: _held_back(settings, client, indices) for client, indices in train.items()}
+        # The sizes of natural clients are given: a small one has a validation sample, too.
+        least = 0 if data.clients is None else 1
+        return {client: _held_back(settings, client, indices, least) for client, indices in train.items()}
     used = np.unique(np.concatenate(list(train.values())))
     if len(np.unique(data.groups[used])) < 2:
         raise DataError(
@@ -158,14 +161,14 @@ def split_validation(
     return found
 
 
-def _held_back(settings: DataSettings, client: int, indices: IntArray) -> tuple[IntArray, IntArray]:
-    """Divide one client's training samples without groups."""
-    count = round(settings.validation_fraction * len(indices))
+def _held_back(settings: DataSettings, client: int, indices: IntArray, least: int) -> tuple[IntArray, IntArray]:
+    """Divide one client's training samples without groups; `least` is the smallest number of validation samples."""
+    count = max(round(settings.validation_fraction * len(indices)), least)
     if not 0 < count < len(indices):
         raise DataError(
             f"data.validation-fraction must leave every client training and validation samples, but "
             f"{settings.validation_fraction} makes {count} of the {len(indices)} training samples of client {client} "
-            f"validation samples; choose another fraction"
+            f"validation samples; choose another fraction, or leave out clients with a single sample"
         )
     # A separate generator per client: its validation samples do not depend on those of other clients.
     order = numpy_generator(settings.seed, "validation", client).permutation(indices)

@@ -24,7 +24,7 @@ _MODES = {1: ("L", "1"), 3: ("RGB",)}
 
 _CHANNELS = {"1": 1, "L": 1, "LA": 2, "RGB": 3, "YCbCr": 3, "HSV": 3, "LAB": 3, "RGBA": 4, "CMYK": 4}
 
-_CONVERTIBLE = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
+CONVERTIBLE = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 """Modes with 8 bits per channel; in modes with more bits, Pillow would clip values above 255."""
 
 _DEEP = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
@@ -44,7 +44,7 @@ def files_below(folder: Path) -> list[Path]:
         DataError: If a folder cannot be read.
     """
     try:
-        found = list(_walk(str(folder)))
+        found = list(walk(str(folder)))
     except OSError as error:
         raise DataError(
             f"{error.filename} must be a readable folder: {error.strerror}; check its permissions"
@@ -52,14 +52,20 @@ def files_below(folder: Path) -> list[Path]:
     return [Path(path) for path in sorted(found, key=lambda path: path.split("/"))]
 
 
-def _walk(folder: str) -> Iterator[str]:
-    """Yield the files below a folder; follows links to files, but not to folders, which could form cycles."""
+def walk(folder: str) -> Iterator[str]:
+    """Yield the files below a folder, without hidden ones and in no order.
+
+    It follows links to files, but not to folders, which could form cycles.
+
+    Raises:
+        OSError: If a folder cannot be read.
+    """
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
             if entry.is_dir(follow_symlinks=False):
-                yield from _walk(entry.path)
+                yield from walk(entry.path)
             elif entry.is_file():
                 yield entry.path
 
@@ -203,7 +209,7 @@ def _pixels(image: Image.Image, shape: Shape, *, convert: bool) -> npt.NDArray[n
     """Return an image [C, H, W], converted if requested; None if it does not fit."""
     channels, height, width = shape
     fits = image.mode in _MODES.get(channels, ()) and image.size == (width, height)
-    if not fits and not (convert and image.mode in _CONVERTIBLE):
+    if not fits and not (convert and image.mode in CONVERTIBLE):
         return None
     pixels = image.convert("L" if channels == 1 else "RGB")
     if pixels.size != (width, height):

@@ -89,7 +89,7 @@ def read_class_folders(name: str, path: Path, sample_format: SampleFormat) -> Da
         DataError: If the folder has another structure, a class that was not agreed on or a class without images, or if
             an image is damaged or does not fit.
     """
-    parts = _parts(path)
+    parts = class_folders(path)
     _check_classes(path, parts, sample_format.classes)
     classes = sample_format.classes or tuple(sorted({label for images in parts.values() for label in images}))
     labelled = _grouped(path, {part: _labelled(images, classes) for part, images in parts.items()}, sample_format)
@@ -133,8 +133,12 @@ def _files(path: Path) -> list[Path]:
     return files_below(path)
 
 
-def _parts(path: Path) -> dict[str, Images]:
-    """Return the images of `train` and `test`, or of `all` if the owner has not divided them."""
+def class_folders(path: Path) -> dict[str, Images]:
+    """Return the images of `train` and `test`, or of `all` if the owner has not divided them.
+
+    Raises:
+        DataError: If there is only one of the folders `train` and `test`, or an image lies in no folder of a class.
+    """
     named = [part for part in ("train", "test") if (path / part).is_dir()]
     if len(named) == 1:
         raise DataError(

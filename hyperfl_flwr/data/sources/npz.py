@@ -19,7 +19,8 @@ groups, test_groups (optional)         [n] and [n_test], the group of each sampl
 Float pixels may be NaN (a federation must survive a client with broken data), but not infinite. They stay floats; files
 of uint8 are four times smaller. Features must be finite; each is normalised by the mean and standard deviation of the
 training samples, like the channels of images. Other keys are not read. Every process reads the file itself, and it is
-never copied to the cache, since it may be private.
+never copied to the cache, since it may be private. Large arrays without compression (`numpy.savez`) are mapped, so that
+the processes of a machine share one copy; float32 features and uint8 images [n, C, H, W] are used as they are.
 """
 
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hyperfl_flwr.core.checked_files import MalformedFileError, check_members, open_archive, read_array
+from hyperfl_flwr.core.checked_files import MalformedFileError, map_arrays, open_archive
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.data.dataset import (
     TEST_FRACTION,
@@ -55,6 +56,7 @@ _KINDS = ("images", "features")
 _OTHERS = ("labels", "clients", "groups", "weights", "test_labels", "test_clients", "test_groups")
 _CHANNELS = (1, 3)
 _SPLIT_SEED = 0
+_CHUNK = 4096
 
 
 def read_npz(name: str, path: Path, grouping: str = AUTO) -> Dataset:
@@ -155,8 +157,7 @@ def _open(path: Path) -> tuple[RawArrays, list[str]]:
         with open_archive(path) as archive:
             names = archive.namelist()
             members = {key: f"{key}.npy" for key in keys if f"{key}.npy" in names}
-            check_members(archive, members.values())
-            arrays = {key: read_array(archive, name) for key, name in members.items()}
+            arrays = dict(zip(members, map_arrays(archive, members.values()), strict=True))
     except (OSError, MalformedFileError) as error:
         raise wrong(
             path,
@@ -286,7 +287,8 @@ def _features(array: npt.NDArray[Any], key: str, path: Path) -> ImageArray:
         raise wrong(path, f"{key} must be floats, got {array.dtype}", "convert it")
     with np.errstate(over="ignore"):  # values too large for float32 become infinite and are reported below
         vectors = np.ascontiguousarray(array, dtype=np.float32)
-    broken = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    chunks = (vectors[start : start + _CHUNK] for start in range(0, len(vectors), _CHUNK))
+    broken = np.flatnonzero(np.concatenate([~np.isfinite(chunk).all(axis=1) for chunk in chunks]))
     if broken.size:
         raise wrong(
             path,

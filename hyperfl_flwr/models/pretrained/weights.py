@@ -56,26 +56,29 @@ def choose(source: str) -> None:
     _Source.given = source
 
 
-def load_body(body: Body, source: str = "") -> LoadedBody:
+def load_body(body: Body, source: str = "", option: str = "lpm.weights") -> LoadedBody:
     """Return a body with its weights; a process loads them once.
 
     Args:
         body: The body.
         source: Where the weights come from, see `choose`; empty for what this process has chosen.
+        option: Setting or option that names the source, for messages.
 
     Raises:
         ConfigError: If they cannot be downloaded or read, or are those of another network.
     """
     source = source or _Source.given
-    if source == AUTO:
-        return _downloaded(body)
-    path = Path(source)
     try:
-        status = path.stat()
-    except OSError as error:
-        advice = "give the path of an existing file"
-        raise _problem(body, source, f"{path} cannot be read: {error.strerror}; {advice}") from None
-    return _read(body, path, (status.st_size, status.st_mtime_ns))
+        if source == AUTO:
+            return _downloaded(body)
+        path = Path(source)
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read: {error.strerror}; give the path of an existing file") from None
+        return _read(body, path, (status.st_size, status.st_mtime_ns))
+    except ValueError as error:
+        raise ConfigError(f"{option} = {source}, for {body}: {error}") from None
 
 
 @lru_cache(maxsize=4)
@@ -92,10 +95,9 @@ def _downloaded(body: Body) -> LoadedBody:
     try:
         return _loaded(body, download(body))
     except ValueError as error:
-        raise _problem(body, AUTO, f"{error}; give a file instead") from None
+        raise ValueError(f"{error}; give a file instead") from None
     except OSError as error:
-        advice = "give a file with --set lpm.weights=FILE, or check the network"
-        raise _problem(body, AUTO, f"the download of {body} failed: {error}; {advice}") from None
+        raise ValueError(f"the download of {body} failed: {error}; give a file instead, or check the network") from None
 
 
 @lru_cache(maxsize=4)
@@ -105,7 +107,7 @@ def _read(body: Body, path: Path, _signature: tuple[int, int]) -> LoadedBody:
         return _loaded(body, _state_dict(path))
     except (ValueError, OSError) as error:
         advice = "give a state dict with the names of torchvision or timm"
-        raise _problem(body, str(path), f"{path} does not have its weights: {error}; {advice}") from None
+        raise ValueError(f"{path} does not have its weights: {error}; {advice}") from None
 
 
 def _state_dict(path: Path) -> Mapping[str, Tensor]:
@@ -137,7 +139,3 @@ def _loaded(body: Body, state: Mapping[str, Tensor]) -> LoadedBody:
         total.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
         total.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
     return LoadedBody(network, total.hexdigest())
-
-
-def _problem(body: Body, source: str, text: str) -> ConfigError:
-    return ConfigError(f"lpm.weights = {source}, for {body}: {text}")

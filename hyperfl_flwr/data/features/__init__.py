@@ -1,0 +1,1 @@
+"""Turn images with users into a file of feature vectors, for `hyperfl features`."""
