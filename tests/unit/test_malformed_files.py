@@ -135,8 +135,12 @@ def refused(read: Callable[[], object], kind: type[HyperFLError], reason: str) -
     assert peak < 10 * MEGABYTE
 
 
+@pytest.mark.parametrize("smallest_mapped", [1, checked_files.SMALLEST_MAPPED])
 @pytest.mark.parametrize("name", MALFORMED)
-def test_malformed_archives_are_refused(tmp_path: Path, name: str) -> None:
+def test_malformed_archives_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, smallest_mapped: int
+) -> None:
+    monkeypatch.setattr(checked_files, "SMALLEST_MAPPED", smallest_mapped)
     make, reason = MALFORMED[name]
     path = tmp_path / "own.npz"
     path.write_bytes(make())

@@ -72,3 +72,24 @@ def test_the_change_of_theta_is_recorded_from_the_second_round_on(federate: Fede
     before, after = (np.load(folder / f"round-{number:06d}.npz")["last/theta"] for number in (2, 3))
     assert client["theta_change"] == pytest.approx(float(np.linalg.norm(after - before)), rel=1e-4)
     assert 0 < client["theta_change"] < client["theta_norm"]
+
+
+def test_a_small_natural_client_has_a_validation_sample(tmp_path):
+    """15 % of two or three samples are rounded to none, and of two to one; a single sample cannot be divided."""
+    clients = np.repeat(["a", "b", "c"], [2, 3, 20])
+    rng = np.random.default_rng(0)
+    path = tmp_path / "x.npz"
+
+    def load(clients):
+        features = {"features": rng.random((len(clients), 4)), "test_features": rng.random((4, 4))}
+        np.savez(path, labels=np.arange(len(clients)) % 2, test_labels=np.arange(4) % 2, clients=clients, **features)
+        changes = {"dataset": f"npz:{path}", "partition": "natural", "num_clients": len(set(clients))}
+        return load_federated_data(replace(SETTINGS, validation_fraction=0.15, train_samples="auto", **changes))
+
+    data = load(clients)
+    sizes = [(len(data.train_indices(client)), len(data.test_indices(client))) for client in range(3)]
+    assert sizes == [(1, 1), (2, 1), (17, 3)]
+    with pytest.raises(
+        DataError, match=r"makes 1 of the 1 training samples of client 0 .*leave out clients with a single"
+    ):
+        load(clients[1:])

@@ -74,8 +74,8 @@ def write_features(
     Args:
         listing: The images.
         folder: Folder of their files.
-        output: File to write or to replace: `features`, `labels`, `clients` if there are users, and `test_` of each if there are
-            test images. `OUTPUT.json` is the report.
+        output: File to write or to replace: `features`, `labels`, `clients` if there are users, and `test_` of each if
+            there are test images. `OUTPUT.json` is the report.
         computation: How features are computed.
         rules: What to do about missing images and small users.
         on_images: Receives the numbers of images that are done.
