@@ -51,12 +51,14 @@ def study(
 ) -> None:
     """Run a study's unfinished cells; the last line printed is the study's folder."""
     # Deferred, here and below: importing torch would delay every command.
+    from experiments.prepared_data import refuse_missing
     from experiments.runner import StudyManifest, open_study_folder
     from experiments.study import load_study
 
     found = load_study(name)
     changes = _changes(set_, data_root)
     cells = found.cells(quick=quick, rows=methods or (), columns=datasets or (), seeds=seeds, changes=changes)
+    refuse_missing(found, cells)
     folder = _study_folder(found, output, quick=quick, records=records)
     open_study_folder(folder, StudyManifest(study=found.name, quick=quick, changes=changes))
     _run(found, cells, folder, jobs, quick=quick)

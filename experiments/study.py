@@ -17,6 +17,7 @@ A study is a file `experiments/studies/NAME.toml`, or one of yours; only `rows` 
     [rows.hyperfl.on.cifar10-20]   # settings of the row in one column only
     [columns.fashion-mnist-20]     # settings of a column, as for a row
     [columns.x] metric = "ssim"    # a separate number for a column; optional
+    [columns.x] prepare = "hyperfl features ..."    # command that makes the file of its data; optional
     [rows.y] run = "hyperfl"       # shows the runs of another row (or another column); the line has no settings
     [rows.y] way = "sampled"       # replaces `{way}` in the name of a number: metric = "novel_{way}"
     [grid]                         # every row is run with each of a setting's values; optional

@@ -14,7 +14,7 @@ from hyperfl_flwr.methods import METHODS
 
 Settings = dict[str, Scalar]
 
-NON_SETTINGS = ("label", "missing", "metric", "run", "way")
+NON_SETTINGS = ("label", "missing", "metric", "run", "way", "prepare")
 """Keys of a row or column that are not settings."""
 
 
@@ -30,6 +30,7 @@ class Line:
         on: Settings that a row changes in one column only, by the column's name.
         metric: Number of summary.json that a column shows instead of the study's; empty for the study's.
         way: Text that replaces `{way}` in the name of the number that a row shows.
+        prepare: Command that makes the file of the column's data; empty if none is needed.
         run: Name of the line that provides the runs: this line's name, or that of another line with the same settings.
         family: Name of the row that a grid has expanded to this one; its own name without a grid.
     """
@@ -42,6 +43,7 @@ class Line:
     missing: str = ""
     metric: str = ""
     way: str = ""
+    prepare: str = ""
     on: Mapping[str, Settings] = field(default_factory=dict)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from federations import Call
 
+from experiments.prepared_data import refuse_missing
 from experiments.study import load_study, parse_study
 from experiments.sweep import parse_grid, sweep_text
 from hyperfl_flwr.core.errors import ConfigError
@@ -100,3 +101,27 @@ def test_the_command_runs_what_is_not_finished(tmp_path: Path, call: Call) -> No
     assert code == 2
     assert "local" in problem
     assert not (tmp_path / "other").exists()
+
+
+def test_a_study_whose_data_are_not_made_names_the_command(call: Call, tmp_path: Path) -> None:
+    """All files that are missing are named before anything is run; quick runs need none of them."""
+    code, out, err = call("study", "it-pfl-table-2", "--datasets", "geo-300", "--datasets", "geo-1k")
+    assert (code, out) == (2, "")
+    made = "made by: hyperfl features --split iNaturalist_train.csv --column geo_"
+    assert f"geo-300 needs inaturalist-geo-300.npz in the folder of --data-root, which is not given, {made}300" in err
+    assert f"geo-1k needs inaturalist-geo-1k.npz in the folder of --data-root, which is not given, {made}1k" in err
+    (tmp_path / "inaturalist-geo-300.npz").touch()
+    code, _, err = call("study", "it-pfl-table-2", "--data-root", tmp_path)
+    assert (code, "geo-300 needs" in err) == (2, False)
+    assert (
+        f"user-160k needs {tmp_path / 'landmarks-user-160k.npz'}, made by: hyperfl features --split federated_" in err
+    )
+    study = load_study("it-pfl-table-2")
+    refuse_missing(study, study.cells(quick=True))
+
+
+def test_the_users_of_table_2_are_the_papers() -> None:
+    """A tenth of the users is novel (IT-PFL, section 6.1), and their numbers are those of section 6.4."""
+    cells = {cell.column: cell.config for cell in load_study("it-pfl-table-2").cells(rows=["it-pfl"])}
+    users = {name: (config.num_clients + config.novel.clients, config.novel.clients) for name, config in cells.items()}
+    assert users == {"geo-300": (1208, 121), "geo-1k": (368, 37), "user-160k": (1262, 126)}
