@@ -16,8 +16,7 @@ A study is a file `experiments/studies/NAME.toml`, or one of yours; only `rows` 
     [rows.hyperfl]                 # settings of a row; `label` is its title, `missing` the reason why it cannot be run
     [rows.hyperfl.on.cifar10-20]   # settings of the row in one column only
     [columns.fashion-mnist-20]     # settings of a column, as for a row
-    [columns.x] metric = "ssim"    # a separate number for a column; optional
-    [columns.x] prepare = "hyperfl features ..."    # command that makes the file of its data; optional
+    [columns.x] metric = "ssim"    # a separate number for a column; `prepare`: command that makes the file of its data
     [rows.y] run = "hyperfl"       # shows the runs of another row (or another column); the line has no settings
     [rows.y] way = "sampled"       # replaces `{way}` in the name of a number: metric = "novel_{way}"
     [grid]                         # every row is run with each of a setting's values; optional

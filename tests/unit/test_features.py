@@ -89,7 +89,8 @@ def test_both_layouts_of_splits_and_of_images(
     assert dataset.client_ids == tuple(sorted(USERS))
     report = json.loads((tmp_path / "x.npz.json").read_text())
     assert report["missing"] == {"count": 1, "images": [natural.missing]}
-    assert report["broken"] == {"count": 1, "images": [natural.broken]}
+    assert (report["broken"]["count"], report["broken"]["images"]) == (1, [natural.broken])
+    assert "must be an image, but reading it failed" in report["broken"]["reasons"][0]
     assert report["rows_without_user"] == (layout == "tff")
     assert (report["users"], report["smallest_user_images"], report["classes"]) == (12, 3, CLASSES)
     assert set(report["inputs"]) >= {"split", "test", "column", "weights", "network", "batch", "versions", "images"}

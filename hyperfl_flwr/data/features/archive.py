@@ -92,29 +92,24 @@ def write_features(
     inputs = {**computation.inputs, "images": hashlib.sha256(json.dumps(images).encode()).hexdigest()}
     parts = output.with_name(f"{output.name}.parts")
     compute(files, parts, replace(computation, inputs=inputs), on_images)
-    broken: dict[int, str] = {}
-    usable = np.zeros(len(images), dtype=bool)
-    width = 0
-    for part in read_parts(files, parts):
-        usable[part.positions] = True
-        broken.update(part.broken)
-        width = max(width, part.features.shape[1])
+    usable, broken, width = _summary(files, parts)
     if broken and rules.fail_on_missing:
         raise DataError(_refusal(folder, "broken", [images[position] for position in broken], len(images)))
     kept, left_out = _without_small(listing.train, usable, rules.min_images)
     _check(listing, kept, left_out, rules)
-    write_npz(output, _arrays(listing, kept, width, files, parts), mode=0o600)
-    lost = {
-        "missing": [images[position] for position in missing],
-        "broken": [images[position] for position in sorted(broken)],
-    }
     facts = _facts(listing, kept, inputs) | {
         "users_left_out": len(left_out),
         "images_with_several_files": repeated,
-        **{name: {"count": len(found), "images": found[:LISTED]} for name, found in lost.items()},
+        "missing": {"count": len(missing), "images": [images[position] for position in missing[:LISTED]]},
+        "broken": {
+            "count": len(broken),
+            "images": [images[position] for position in list(broken)[:LISTED]],
+            "reasons": list(broken.values())[:LISTED],
+        },
     }
     report = output.with_name(f"{output.name}.json")
     write_atomically(report, json.dumps(facts, indent=2).encode(), mode=0o600)
+    write_npz(output, _arrays(listing, kept, width, files, parts), mode=0o600)
     if not missing and not broken:
         shutil.rmtree(parts)
     return Written(path=output, report=report, facts=facts, notes=_notes(listing, facts, parts, report))
@@ -131,6 +126,17 @@ def sha256_of(file: Path) -> str:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}; check the path") from None
+
+
+def _summary(files: Sequence[Path | None], parts: Path) -> tuple[Flags, dict[int, str], int]:
+    """Return which images have features [n], why others are broken, by ascending position, and the features' number."""
+    usable, width = np.zeros(len(files), dtype=bool), 0
+    broken: dict[int, str] = {}
+    for part in read_parts(files, parts):
+        usable[part.positions] = True
+        broken |= dict(part.broken)
+        width = max(width, part.features.shape[1])
+    return usable, broken, width
 
 
 def _refusal(folder: Path, kind: str, images: Sequence[str], count: int) -> str:

@@ -159,8 +159,8 @@ def _rows(file: Path, columns: Sequence[str]) -> Iterator[list[str]]:
                     f"{', '.join(known) or 'none'}; choose the column of the users with --column"
                 )
             for row in reader:
-                fields = [(row[name] or "").strip() for name in columns]
-                if not all(fields) or not (fields[1].isascii() and fields[1].isdigit()):
+                fields = [row[name] or "" for name in columns]
+                if not all(map(str.strip, fields)) or not (fields[1].isascii() and fields[1].isdigit()):
                     raise DataError(
                         f"{file}, line {reader.line_num}: {', '.join(columns)} must be given, and {LABEL} must be a "
                         f"number of at least 0; got {', '.join(map(repr, fields))}; correct the line"

@@ -83,13 +83,16 @@ def compute(
     folder.mkdir(mode=0o700, exist_ok=True)
     with lock_folder(folder):
         _check_inputs(folder, computation.inputs)
-        with ThreadPoolExecutor(computation.workers) as pool:
+        pool = ThreadPoolExecutor(computation.workers)
+        try:
             for number, start in enumerate(range(0, len(files), PART)):
                 chosen = files[start : start + PART]
                 state = _state(chosen)
                 if _read(folder, number, state) is None:
                     _compute_part(pool, chosen, start, _path(folder, number), state, computation)
                 on_images(len(chosen))
+        finally:
+            pool.shutdown(cancel_futures=True)  # an interrupted call does not decode the rest of a part
 
 
 def read_parts(files: Sequence[Path | None], folder: Path) -> Iterator[Part]:
