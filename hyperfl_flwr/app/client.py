@@ -10,11 +10,12 @@ imports torch, directly or not, only in the functions that need it.
 """
 
 from collections.abc import Callable, Sequence
-from logging import ERROR
+from logging import ERROR, INFO
 from typing import TYPE_CHECKING
 
 from flwr.app import Context, Message
 
+from hyperfl_flwr.app.place import absence
 from hyperfl_flwr.app.secure import introduction, refuse_plain, sends_sums_only, sessions_of
 from hyperfl_flwr.config.node_config import JOIN_DATA, NOVEL_DATA, NodeConfig, is_simulated
 from hyperfl_flwr.core.errors import ConfigError, RefusalError, for_others
@@ -190,6 +191,10 @@ def hello(message: Message, context: Context) -> Message:
 
     try:
         node = NodeConfig.of_context(context)
+        if reason := absence(node, context.run_config):  # before anything is read or made for the run
+            log(INFO, "%s", reason)
+            wait_for_the_other(message.content)
+            return adapter.introduce(message, {"partition": node.place[0], PROBLEM: reason})
         refuse_plain(message, node, context.run_config)
         if special := NovelNode.of(node) or JoiningNode.of(node):
             reply = special.introduce(message)
@@ -199,7 +204,8 @@ def hello(message: Message, context: Context) -> Message:
             raise RefusalError(
                 "the run serves new clients, but this node's config has neither novel-data nor join-data"
             )
-        properties = NodeApp(node, context.run_config).properties() | introduction(message, node)
+        found = NodeApp(node, context.run_config)
+        properties = found.properties() | introduction(message, node, found.num_nodes)
     except Exception as error:
         number = context.node_config.get("partition-id")
         if type(number) is not int:  # the handshake's answer needs the node's number

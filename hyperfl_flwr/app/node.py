@@ -18,6 +18,7 @@ from clients.engine.context import client_setting
 from hyperfl_flwr.app.budget import budget_of, refuse_own_as_public, refuse_unbounded
 from hyperfl_flwr.app.methods import check_privacy, client_of
 from hyperfl_flwr.app.network_checks import check_cross_site
+from hyperfl_flwr.app.place import place_in
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.secure import secure_node
 from hyperfl_flwr.config.node_config import NodeConfig
@@ -55,7 +56,7 @@ class NodeApp:
 
     Raises:
         ConfigError: If the run's settings are wrong, or do not fit the node config.
-        RefusalError: If the node's owner does not allow the run.
+        RefusalError: If the node's owner does not allow the run, or the node takes no part in it.
     """
 
     def __init__(self, node: NodeConfig, run_config: Mapping[str, Scalar]) -> None:
@@ -64,7 +65,7 @@ class NodeApp:
         self.config = resolved(node.applied_to(run_config))
         self._received = run_config
         self.has_owners_data = self.config.dataset != run_config["dataset"]
-        self.partition, self.num_nodes = node.place
+        self.partition, self.num_nodes = place_in(node, run_config)
         self.clients = clients_of_node(self.partition, self.num_nodes, self.config.hosted_clients)
         if self.node.has_local_data and self.num_nodes != self.config.hosted_clients:
             raise RefusalError(
@@ -168,7 +169,7 @@ class NodeApp:
             cuts_off=client_class.may_clip,
             metric_names=metric_names,
         )
-        node = secure_node(self.node)
+        node = secure_node(self.node, self.num_nodes)
         if self.simulated:  # there is no owner, so the run's numbers hold unless the node config has others
             if self.node.max_colluding == "auto":
                 node = replace(node, max_colluding=terms.colluding)

@@ -58,13 +58,17 @@ def sessions_of(node: NodeConfig) -> Sessions:
     return StoredSessions(folder=state_folder(node.state_dir, "", simulated=False) / FOLDER)
 
 
-def secure_node(node: NodeConfig) -> SecureNode:
+def secure_node(node: NodeConfig, num_nodes: int) -> SecureNode:
     """Return the node's part in secure sums, with its owner's peers and limits.
+
+    Args:
+        node: The node's config.
+        num_nodes: Number P of the run's nodes, see `hyperfl_flwr.app.place`.
 
     Raises:
         ConfigError: If the files of peers and identity cannot be read, or do not fit each other.
     """
-    partition, num_nodes = node.place
+    partition, _ = node.place
     peers = read_peers(Path(node.peers_file)) if node.peers_file else {}
     identity = read_identity(Path(node.identity_key_file)) if node.identity_key_file else None
     if peers:
@@ -87,8 +91,13 @@ def secure_node(node: NodeConfig) -> SecureNode:
     )
 
 
-def introduction(message: Message, node: NodeConfig) -> dict[str, str]:
+def introduction(message: Message, node: NodeConfig, num_nodes: int) -> dict[str, str]:
     """Return the properties that a greeting's session asks for; none without a session.
+
+    Args:
+        message: The greeting.
+        node: The node's config.
+        num_nodes: Number P of the run's nodes.
 
     Raises:
         RefusalError: If the session is invalid.
@@ -101,4 +110,4 @@ def introduction(message: Message, node: NodeConfig) -> dict[str, str]:
         return {}
     if not (node.peers_file or node.simulated):
         log(WARNING, "without peers-file, keys come from the server: safe only if it follows the protocol")
-    return secure_node(node).introduce(session)
+    return secure_node(node, num_nodes).introduce(session)

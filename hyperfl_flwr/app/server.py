@@ -222,6 +222,7 @@ def _roster(grid: Grid, config: RunConfig, announce: Announce, secure: SecureCon
         exclusion_rounds=config.exclusion_rounds,
         session=secure.session if secure else "",
         fewest=config.secagg.fewest_nodes if secure else lambda num_nodes: 1,
+        num_nodes=None if config.num_nodes == "auto" else config.num_nodes,
     )
 
 

@@ -7,7 +7,8 @@ built-in methods are always in the table.
 from collections.abc import Mapping, Sequence
 
 from hyperfl_flwr.config.data import DataConfig
-from hyperfl_flwr.config.general import FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfig
+from hyperfl_flwr.config.general import FederationConfig, LocalTrainingConfig, MachineConfig
+from hyperfl_flwr.config.nodes import NodesConfig
 from hyperfl_flwr.config.pretrained import LpmConfig
 from hyperfl_flwr.config.privacy import PrivacyConfig, RecordPrivacyConfig
 from hyperfl_flwr.config.sections import AuditConfig, NovelConfig, PersonalizeConfig

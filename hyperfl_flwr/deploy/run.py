@@ -78,7 +78,7 @@ def submit(superlink: DeployedSuperLink, deployment: Deployment, planned: Plan, 
     """
     superlink.require()
     superlink.require_free()
-    _wait_for_a_node(superlink, deployment, float(planned.settings["node-timeout"]), observer)
+    _wait_for_a_node(superlink, deployment, planned.settings, observer)
     with tempfile.TemporaryDirectory(prefix="hyperfl-") as folder:  # Flower copies the app when it is submitted
         app = build_app(Path(folder) / "app", planned.sources, planned.settings)
         settings = Path(folder) / "settings.toml"
@@ -101,18 +101,20 @@ def stopped_on_interrupt(superlink: DeployedSuperLink, run_id: int, observer: Ru
 
 
 def _wait_for_a_node(
-    superlink: DeployedSuperLink, deployment: Deployment, timeout: float, observer: RunCallbacks
+    superlink: DeployedSuperLink, deployment: Deployment, settings: Mapping[str, Scalar], observer: RunCallbacks
 ) -> None:
-    """Wait until a node is online; the run itself waits for the other nodes, and reports which are missing.
+    """Wait until a node of the run is online; the run itself waits for the others, and reports which are missing.
 
     Raises:
-        RunFailedError: If no node is online after `timeout` seconds.
+        RunFailedError: If no node is online after `node-timeout` seconds.
     """
+    timeout, chosen = float(settings["node-timeout"]), settings["num-nodes"]
+    numbers = range(deployment.num_nodes if isinstance(chosen, str) else int(chosen))
     end = time.monotonic() + timeout
     while True:
         for line in superlink.new_notes():
             observer.on_note(line)
-        if any(superlink.nodes().values()):
+        if any(online for number, online in superlink.nodes().items() if number in numbers):
             return
         if time.monotonic() > end:
             raise RunFailedError(

@@ -31,7 +31,7 @@ from hyperfl_flwr.launch.warnings import leak_warnings
 from hyperfl_flwr.models.provenance import travelling_sources
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.runs.resume import refuse_other_nodes
-from hyperfl_flwr.runs.run_directory import is_simulation
+from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest
 
 
 def plan(
@@ -55,6 +55,10 @@ def plan(
     if engine not in (AUTO, RAY, IN_PROCESS):
         raise ConfigError(f"the engine must be {AUTO}, {RAY} or {IN_PROCESS}, got {engine}")
     config = requested(changes)
+    if config.num_nodes != "auto":
+        if num_nodes not in (None, config.num_nodes):
+            raise ConfigError(f"give --num-nodes or num-nodes, not both: got {num_nodes} and {config.num_nodes}")
+        num_nodes = config.num_nodes
     if config.resume:
         num_nodes = _resumed_nodes(config, num_nodes)
     if cluster is not None and engine == IN_PROCESS:
@@ -172,7 +176,8 @@ def plan_deployed(num_nodes: int, changes: Mapping[str, Scalar]) -> Plan:
     Args:
         num_nodes: Number of nodes of the deployment.
         changes: Settings that differ from the defaults or, if `resume` is one of them, from the resumed run's.
-            Without `num-clients` each node hosts one client.
+            Without `num-nodes` the run has all nodes of the deployment, and a resumed run as many as before. Without
+            `num-clients` each node hosts one client.
 
     Returns:
         The plan of the run.
@@ -180,16 +185,29 @@ def plan_deployed(num_nodes: int, changes: Mapping[str, Scalar]) -> Plan:
     Raises:
         HyperFLError: With all problems of the settings, or the first problem of the folders.
     """
-    if not changes.get("resume"):
-        changes = {"num-clients": num_nodes, **changes}
+    resume, given = str(changes.get("resume") or ""), changes.get("num-nodes", "auto")
+    if given == "auto":  # nodes that were added since a run began take no part in it
+        given = len(read_manifest(Path(resume))["nodes"]) if resume else num_nodes
+    changes = {**changes, "num-nodes": given}
+    if not resume:
+        changes = {"num-clients": given, **changes}
     config = requested(changes, deployed=True)
-    check_secure_sum(config)
-    check_nodes(config, num_nodes, num_nodes)
-    if config.resume and is_simulation(check_resume(config)):
-        raise RunDirectoryError(
-            f"{config.resume} is a run of a simulation, and a deployment's nodes do not have its clients' private "
-            f"state; resume it without --deployment"
+    chosen = num_nodes if config.num_nodes == "auto" else config.num_nodes
+    if resume:
+        manifest = check_resume(config)
+        if is_simulation(manifest):
+            raise RunDirectoryError(
+                f"{config.resume} is a run of a simulation, and a deployment's nodes do not have its clients' private "
+                f"state; resume it without --deployment"
+            )
+        refuse_other_nodes(manifest, chosen)
+    if chosen > num_nodes:
+        raise ConfigError(
+            f"num-nodes must be at most the number of the deployment's nodes, {num_nodes}; got {chosen}; `hyperfl "
+            f"deploy add-node` adds one"
         )
+    check_secure_sum(config)
+    check_nodes(config, chosen, chosen)
     warnings = [
         *without_effect(changes, config.method),
         *strategy_of(config.method).warnings(resolved(config)),

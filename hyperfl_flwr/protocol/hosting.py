@@ -1,5 +1,8 @@
 """Assign clients to nodes by a fixed rule, which nodes and server evaluate without a message."""
 
+MOST_NODES = 10_000
+"""Largest number of nodes of a run; the server lists missing nodes, so the list must stay short."""
+
 
 def clients_of_node(partition: int, num_nodes: int, num_clients: int) -> list[int]:
     """Return the ids of the clients that a node hosts, ascending.

@@ -6,7 +6,7 @@ continue, see `hyperfl_flwr.server.membership`.
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
 
@@ -189,17 +189,34 @@ class Agreement:
     accepted: dict[int, Node] = field(default_factory=dict)
     refused: list[Refusal] = field(default_factory=list)
 
+    def sides(self) -> str:
+        """Return a text for people: the properties without a majority value, with the nodes of each value."""
+        return "; ".join(
+            f"{name} is " + " but ".join(f"{value} on nodes {listed(held)}" for value, held in values.items())
+            for name, values in self.split.items()
+        )
 
-def agree(nodes: Sequence[Node], num_clients: int, terms: Mapping[str, str] | None = None) -> Agreement:
+
+def listed(numbers: Iterable[int]) -> str:
+    """Return numbers of nodes or clients as a text for people."""
+    return " ".join(map(str, numbers))
+
+
+def agree(
+    nodes: Sequence[Node], num_clients: int, terms: Mapping[str, str] | None = None, num_nodes: int | None = None
+) -> Agreement:
     """Determine which nodes fit together.
 
     Args:
         nodes: Nodes that have replied; if two have the same number, the first is accepted.
         num_clients: Number of clients N.
         terms: The required values, if already decided; None to take the value of most nodes for each property.
+        num_nodes: Number P of nodes; None to take that of most nodes, too.
     """
-    found = Agreement(terms=dict(terms or {}))
+    found = Agreement(terms=dict(terms or {}) | ({"num-nodes": str(num_nodes)} if num_nodes else {}))
     for key in TERMS if terms is None else ():
+        if key in found.terms:
+            continue
         holders: dict[str, list[int]] = {}
         for node in nodes:
             if key in node.properties:

@@ -13,7 +13,7 @@ from hyperfl_flwr.protocol.messages import HELLO, NUM_EXAMPLES
 from hyperfl_flwr.protocol.secure_sums.messages import greeting
 from hyperfl_flwr.server.exchange import match
 from hyperfl_flwr.server.fetching import LateReplyError, RefusedReplyError, ReplyLimits, SuperLinkError, fetch, repeated
-from hyperfl_flwr.server.handshake import Node, Refusal, introduce
+from hyperfl_flwr.server.handshake import Bystander, Node, Refusal, introduce, placed
 
 PAUSE_SECONDS = 0.5
 """Pause between two polls for replies, in seconds."""
@@ -70,14 +70,15 @@ class Greetings:
         grid: Flower's grid.
         timeout: Seconds after which a greeting without a reply is sent again.
         session: Identity of this process for secure sums; empty without them.
+        num_nodes: Number of nodes of the run; None if the nodes decide about it.
 
     Attributes:
         answers: Parsed replies of the connected nodes, by Flower's id.
     """
 
-    def __init__(self, grid: Grid, timeout: float, session: str = "") -> None:
-        self.answers: dict[int, Node | Refusal] = {}
-        self._grid, self._timeout, self._session = grid, timeout, session
+    def __init__(self, grid: Grid, timeout: float, session: str = "", num_nodes: int | None = None) -> None:
+        self.answers: dict[int, Node | Refusal | Bystander] = {}
+        self._grid, self._timeout, self._session, self._num_nodes = grid, timeout, session, num_nodes
         self._waiting: dict[int, _Greeted] = {}
         self._paired: set[int] = set()  # nodes that have not replied since they got two greetings at once
         self._greeted_at: dict[int, float] = {}
@@ -180,6 +181,7 @@ class Greetings:
                     # Honest nodes send no counts then, and the largest count sets the weights of all clients.
                     hidden = NUM_EXAMPLES if self._session else ""
                     answer = match([message], replies)[0]
-                    self.answers[node] = introduce(answer, needs_key=bool(self._session), refused=hidden)
+                    introduced = introduce(answer, needs_key=bool(self._session), refused=hidden)
+                    self.answers[node] = placed(introduced, self._num_nodes)
                 return True
         return False

@@ -8,14 +8,12 @@ from typing import Any
 from flwr.app import ConfigRecord
 
 from hyperfl_flwr.core.versions import differing
+from hyperfl_flwr.protocol.hosting import MOST_NODES
 from hyperfl_flwr.protocol.messages import DATA_VERSION, PROPERTIES, printable, record_of
 from hyperfl_flwr.protocol.queries import CROSS_SITE, NOVEL, PROBLEM
 from hyperfl_flwr.protocol.secure_sums.keys import is_key
 from hyperfl_flwr.protocol.secure_sums.messages import KEY, SIGNATURE
 from hyperfl_flwr.server.exchange import Exchange
-
-MOST_NODES = 10_000
-"""Maximum number of nodes that a reply may claim; the server lists missing nodes, so the list must stay short."""
 
 
 def _is_count(value: object) -> bool:
@@ -110,6 +108,35 @@ class Refusal:
     def __str__(self) -> str:
         name = f"node {self.number}" if self.number is not None else f"the node with Flower's id {self.id}"
         return f"{name} is refused: {self.reason}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bystander:
+    """A node of the deployment that is not one of the run's, because its number is too large.
+
+    Attributes:
+        id: Flower's node id.
+        number: The node's number, at least the run's number of nodes.
+    """
+
+    id: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"node {self.number} takes no part in this run"
+
+
+def placed(answer: Node | Refusal, num_nodes: int | None) -> Node | Refusal | Bystander:
+    """Return the answer to a greeting, or the bystander that has sent it, whatever else it says.
+
+    Args:
+        answer: The answer.
+        num_nodes: Number of nodes of the run; None if the nodes decide about it, so that none is a bystander.
+    """
+    number = answer.partition if isinstance(answer, Node) else answer.number
+    if num_nodes is None or number is None or number < num_nodes:
+        return answer
+    return Bystander(id=answer.id, number=number)
 
 
 def introduce(answer: Exchange, *, needs_key: bool = False, refused: str = "") -> Node | Refusal:

@@ -18,10 +18,10 @@ from hyperfl_flwr.protocol.queries import NOVEL
 from hyperfl_flwr.server.cures import cure_of
 from hyperfl_flwr.server.exchange import is_simulated
 from hyperfl_flwr.server.exclusions import Exclusions
-from hyperfl_flwr.server.federation import Agreement, Federation, agree, handshake
+from hyperfl_flwr.server.federation import Agreement, Federation, agree, handshake, listed
 from hyperfl_flwr.server.fetching import repeated
 from hyperfl_flwr.server.greetings import PAUSE_SECONDS, Greetings
-from hyperfl_flwr.server.handshake import Node, Refusal
+from hyperfl_flwr.server.handshake import Bystander, Node, Refusal
 
 GREETING_SECONDS = 30.0
 """Longest wait before a round for a new node's reply, in seconds; a later one takes part from the next round on."""
@@ -43,10 +43,12 @@ class Roster:
         exclusion_rounds: Number of rounds to exclude a node after its first refused reply.
         session: Identity of this process for secure sums; empty without them.
         fewest: Function from the number of nodes P to the least number that a round is possible with.
+        num_nodes: Number of nodes P; nodes with larger numbers take no part and are not waited for. None: the number
+            that most nodes report.
 
     Attributes:
         federation: The nodes that are connected and fit.
-        num_nodes: Number of nodes P, including missing ones; 0 until the first node has replied.
+        num_nodes: Number of nodes P, including missing ones; 0 while it is not known.
         refused: Refusals of the nodes that do not fit.
         exclusions: Nodes that are excluded from some rounds.
         seen: Numbers of the nodes that have taken part.
@@ -64,9 +66,10 @@ class Roster:
         exclusion_rounds: int = 5,
         session: str = "",
         fewest: Callable[[int], int] = lambda num_nodes: 1,
+        num_nodes: int | None = None,
     ) -> None:
         self.federation = Federation([])
-        self.num_nodes = 0
+        self.num_nodes, self._given_nodes = num_nodes or 0, num_nodes
         self.refused: list[Refusal] = []
         self.exclusions = Exclusions(exclusion_rounds)
         self.seen: set[int] = set()
@@ -76,7 +79,7 @@ class Roster:
         self._agreement = Agreement(terms={})
         self._has_begun, self._num_novel, self._cure = False, 0, ""
         self._session, self._fewest = session, fewest
-        self._greetings = Greetings(grid, timeout, session)
+        self._greetings = Greetings(grid, timeout, session, num_nodes)
         self._numbers: dict[int, int] = {}
         self._last_announced: dict[int, str] = {}
         self._announced_notes: set[str] = set()
@@ -94,6 +97,8 @@ class Roster:
         if self.simulated:
             self.federation = handshake(self._grid, self._num_clients, self._timeout, self._session)
             self.num_nodes = len(self.federation.nodes)
+            if self._given_nodes not in (None, self.num_nodes):
+                raise RunFailedError(f"num-nodes is {self._given_nodes}, but the simulation has {self.num_nodes} nodes")
             self.seen = {node.partition for node in self.federation.nodes}
             return self.federation
         end, waiting = time.monotonic() + self._timeout, ""
@@ -190,8 +195,8 @@ class Roster:
         changed = [node for node in nodes if self._numbers.get(node.id, node.partition) != node.partition]
         nodes = [node for node in nodes if node not in changed]
         nodes.sort(key=lambda node: node.id not in here)  # a present node wins over a new one with the same number
-        self._agreement = agree(nodes, self._num_clients, self._agreement.terms if self._has_begun else None)
-        found = self._agreement
+        terms = self._agreement.terms if self._has_begun else None
+        self._agreement = found = agree(nodes, self._num_clients, terms, self._given_nodes)
         self._cure = cure_of(nodes) if found.refused or found.split else ""
         if not self._has_begun:
             self.num_nodes = int(found.terms.get("num-nodes", 0))
@@ -204,10 +209,11 @@ class Roster:
         self._report_changes(reason)
 
     def _report_changes(self, reason: str) -> None:
-        others = [(node.partition, node.other_versions) for node in self.federation.nodes]
-        warnings = [f"node {number} runs {versions}: results may differ" for number, versions in others if versions]
+        versions = [(node.partition, node.other_versions) for node in self.federation.nodes]
+        warnings = [f"node {number} runs {other}: results may differ" for number, other in versions if other]
         cures = [f"the nodes' data would agree with {self._cure}"] if self._cure else []
-        for line in (notes := [*map(str, self.refused), *cures, *warnings]):
+        others = [answer for answer in self._greetings.answers.values() if isinstance(answer, Bystander)]
+        for line in (notes := [*map(str, (*self.refused, *others)), *cures, *warnings]):
             if line not in self._announced_notes:
                 self._announce(line)
         self._announced_notes = set(notes)
@@ -216,7 +222,7 @@ class Roster:
         for number in range(self.num_nodes):
             state = "away" if number in self.away else "there"
             if state != self._last_announced[number]:
-                clients = f"(clients {_listed(self.clients_of(number))})"
+                clients = f"(clients {listed(self.clients_of(number))})"
                 if state == "away":
                     self._announce(f"node {number} is away {clients}{f': {reason}' if reason else ''}")
                 else:
@@ -234,9 +240,9 @@ class Roster:
         for node in self.federation.nodes:
             count = sum(node.num_examples.values())
             share = f", {count} training samples ({count / total:.0%} of all)" if total else ""
-            self._announce(f"node {node.partition} takes part: clients {_listed(node.clients)}{share}")
+            self._announce(f"node {node.partition} takes part: clients {listed(node.clients)}{share}")
         for number in self.away:
-            self._announce(f"node {number} is missing (clients {_listed(self.clients_of(number))})")
+            self._announce(f"node {number} is missing (clients {listed(self.clients_of(number))})")
 
     def _all_have_replied(self) -> bool:
         """Return True if all expected nodes have replied."""
@@ -255,14 +261,14 @@ class Roster:
         """Return a text for people: which nodes are present and which are missing."""
         if not self.num_nodes:
             return "no node has replied yet"
-        here = _listed(node.partition for node in self.federation.nodes) or "none"
-        return f"{here} of {self.num_nodes} present, {_listed(self.away)} missing"
+        here = listed(node.partition for node in self.federation.nodes) or "none"
+        return f"{here} of {self.num_nodes} present, {listed(self.away)} missing"
 
     def _shortage(self) -> str:
         if not self.num_nodes:
             return "no suitable node has replied"
-        here = _listed(node.partition for node in self.federation.nodes) or "none"
-        return f"{self.min_nodes} of {self.num_nodes} nodes are needed, present: {here}, missing: {_listed(self.away)}"
+        here = listed(node.partition for node in self.federation.nodes) or "none"
+        return f"{self.min_nodes} of {self.num_nodes} nodes are needed, present: {here}, missing: {listed(self.away)}"
 
     def _refuse_split(self) -> None:
         """Fail if the nodes differ in a property and no value has a majority: the server cannot know which is right.
@@ -271,21 +277,17 @@ class Roster:
             RunFailedError: If there is such a property; the message names the values and their nodes.
         """
         if self._agreement.split:
-            sides = [
-                f"{name} is " + " but ".join(f"{value} on nodes {_listed(held)}" for value, held in values.items())
-                for name, values in self._agreement.split.items()
-            ]
             remedy = f"start the run with {self._cure}, or " if self._cure else ""
             raise RunFailedError(
-                f"the nodes' data do not agree: {'; '.join(sides)}; no value has a majority: {remedy}correct one side, "
-                f"or start the run without its nodes"
+                f"the nodes' data do not agree: {self._agreement.sides()}; no value has a majority: {remedy}correct "
+                f"one side, or start the run without its nodes"
             )
 
     def _fail(self) -> None:
         excluded = [exclusion for exclusion in self.exclusions if exclusion.covers(self._round)]
         reasons = "".join(f"\n  - {reason}" for reason in (*self.refused, *excluded))
         if self._min_nodes is None and not self._has_begun and self._has_enough():
-            few = f"all {self.num_nodes} nodes are required, missing: {_listed(self.away)}"
+            few = f"all {self.num_nodes} nodes are required, missing: {listed(self.away)}"
             remedy = f"start them, or set min-nodes={len(self.federation.nodes)} to begin without them"
         else:
             few, remedy = self._shortage(), "start the missing nodes, lower min-nodes, or raise node-timeout"
@@ -294,7 +296,3 @@ class Roster:
             if silent := set(repeated(self._grid.get_node_ids)) - set(self._greetings.answers):
                 few += f" ({len(silent)} connected but without a reply in time, which takes ten seconds or more)"
         raise RunFailedError(f"too few nodes within node-timeout = {self._timeout:g} s: {few}; {remedy}{reasons}")
-
-
-def _listed(numbers: Iterable[int]) -> str:
-    return " ".join(map(str, numbers))
