@@ -23,7 +23,7 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the deplo
 @deployments.command("init")
 def run_init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the deployment's files.")],
-    nodes: Annotated[int, typer.Option(help="Number of nodes; it cannot be changed later.")],
+    nodes: Annotated[int, typer.Option(help="Number of nodes; `hyperfl deploy add-node` adds more.")],
     host: Annotated[
         str, typer.Option(help="Host name or IPv4 address under which the nodes reach this machine.")
     ] = "127.0.0.1",
@@ -37,6 +37,23 @@ def run_init(
     out.print(f"server: {deployment.server}", markup=False)
     for number in range(nodes):
         out.print(f"node {number}: {deployment.node(number)}", markup=False)
+
+
+@deployments.command("add-node")
+def run_add_node(
+    folder: Folder,
+    number: Annotated[
+        int | None,
+        typer.Option(help="Number of the new node; a repeated call then adds no other.", show_default="the next one"),
+    ] = None,
+) -> None:
+    """Add a node to a deployment, also while runs go on, and say what to do next; prints the files written."""
+    from hyperfl_flwr.deploy.add_node import add_node, next_steps
+
+    for file in add_node(folder, number):
+        out.print(str(file), markup=False, soft_wrap=True)
+    for line in next_steps(Deployment.read(folder)):
+        err.print(f"next: {line}", markup=False, soft_wrap=True)
 
 
 @deployments.command("register")

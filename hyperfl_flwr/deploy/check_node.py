@@ -54,7 +54,7 @@ def check_node(folder: Path, announced: Mapping[str, Scalar]) -> Iterator[Findin
     except ConfigError as failure:
         yield error("settings", str(failure), "correct them and check again; the other checks were skipped")
         return
-    yield ok("settings", f"node {place.number} of {place.nodes}")
+    yield ok("settings", f"node {place.number}; the deployment had {place.nodes} nodes when it was added")
     yield from machine.private("state", [Path(node.state_dir)])
     yield from machine.writable("state", Path(node.state_dir))
     yield from other_accounts.deployments()

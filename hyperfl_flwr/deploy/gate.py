@@ -15,6 +15,9 @@ from hyperfl_flwr.deploy.keys import read_public_key
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.render import render
 
+GATE = "nginx.conf"
+"""File of the gate in the server's folder."""
+
 
 def gate(deployment: Deployment) -> str:
     """Return the text of `nginx.conf` for a deployment; the nodes' public keys must exist."""

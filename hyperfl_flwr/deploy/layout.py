@@ -34,6 +34,7 @@ from typing import Self
 
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.protocol.hosting import MOST_NODES
 from hyperfl_flwr.protocol.secure_sums.peers import PEERS_FILE
 
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
@@ -48,7 +49,7 @@ class Deployment:
         folder: Absolute path of the operator's folder.
         host: Host name or IPv4 address at which the nodes reach the SuperLink.
         port: Port of the SuperLink, 1 .. 65535.
-        num_nodes: Number of nodes, 1 or more; they are numbered from 0.
+        num_nodes: Number of nodes, 1 .. 10,000; they are numbered from 0.
 
     Raises:
         ConfigError: If host, port or number of nodes is out of range.
@@ -65,8 +66,8 @@ class Deployment:
             problems.append(f"host must be a host name or an IPv4 address; got {self.host!r}")
         if not 1 <= self.port <= 65535:
             problems.append(f"port must be 1 to 65535; got {self.port}")
-        if self.num_nodes < 1:
-            problems.append(f"nodes must be 1 or more; got {self.num_nodes}")
+        if not 1 <= self.num_nodes <= MOST_NODES:
+            problems.append(f"nodes must be 1 to {MOST_NODES}; got {self.num_nodes}")
         if problems:
             raise ConfigError("; ".join(problems))
 

@@ -12,13 +12,11 @@ from typing import Any
 
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.deploy.gate import GATE
 from hyperfl_flwr.deploy.keys import PRIVATE
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.node_settings import PLACE, NodeAddress
 from hyperfl_flwr.deploy.provision import renew, write_connection, write_start
-
-GATE = "nginx.conf"
-"""File of the gate in the server's folder, see `hyperfl_flwr.deploy.gate`."""
 
 
 def move_deployment(deployment: Deployment, host: str | None, port: int | None) -> Iterator[Path]:

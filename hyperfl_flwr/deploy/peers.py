@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from hyperfl_flwr.core.errors import ConfigError, StateError
 from hyperfl_flwr.core.storage import write_atomically
-from hyperfl_flwr.deploy.gate import header_value
+from hyperfl_flwr.deploy.gate import GATE, header_value
 from hyperfl_flwr.deploy.keys import PRIVATE, public_line, read_node_key, read_public_key, write_node_key
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.node_settings import FILE, PLACE, NodeAddress, read_settings
@@ -161,7 +161,7 @@ def _replace_in_gate(
     deployment: Deployment, old: ec.EllipticCurvePublicKey, new: ec.EllipticCurvePublicKey
 ) -> Iterator[str]:
     """Replace a node's key in nginx.conf, which the operator may have changed; without nginx it has no effect."""
-    file = deployment.server / "nginx.conf"
+    file = deployment.server / GATE
     if not file.is_file():
         return
     text = file.read_text()

@@ -1,16 +1,18 @@
 """`hyperfl deploy init` and `renew`: write a deployment's files, see `hyperfl_flwr.deploy.layout` for their places."""
 
+import contextlib
 import getpass
 import ipaddress
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.core.versions import shared_versions
-from hyperfl_flwr.deploy.gate import gate
+from hyperfl_flwr.deploy.gate import GATE, gate
 from hyperfl_flwr.deploy.keys import write_authority, write_node_key, write_server_certificate
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.node_settings import FILE, PLACE, NodeAddress
@@ -37,12 +39,20 @@ def init(deployment: Deployment) -> None:
         raise ConfigError(f"{folder} must be a new or an empty folder, but is in use; choose another one")
     if unfit := sorted({character for character in str(folder) if character in _UNFIT or not character.isprintable()}):
         raise ConfigError(f"{folder} must have no {' '.join(map(repr, unfit))} in its path; choose another folder")
-    previous = os.umask(0o077)  # private from the creation of each file, not only after a chmod
+    with private_files():
+        try:
+            write_all(deployment)
+        except BaseException:  # an interrupted `init` leaves nothing that looks like a deployment
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+@contextlib.contextmanager
+def private_files() -> Iterator[None]:
+    """Create files and folders for their owner only within this context, not only after a chmod."""
+    previous = os.umask(0o077)
     try:
-        write_all(deployment)
-    except BaseException:  # an interrupted `init` leaves nothing that looks like a deployment
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+        yield
     finally:
         os.umask(previous)
 
@@ -55,9 +65,9 @@ def write_all(deployment: Deployment) -> None:
     write_authority(deployment.authority)
     _write_server(deployment)
     for number in range(deployment.num_nodes):
-        _write_node(deployment, number)
+        write_atomically(deployment.public_key(number), write_node(deployment, number, deployment.node(number)))
     write_peers(deployment)
-    _write(deployment.server / "nginx.conf", gate(deployment))
+    _write(deployment.server / GATE, gate(deployment))
     deployment.write()
 
 
@@ -110,16 +120,22 @@ def _write_server(deployment: Deployment) -> None:
     _write(server / "hyperfl-superlink.service", unit)
 
 
-def _write_node(deployment: Deployment, number: int) -> None:
-    folder = deployment.node(number)
+def write_node(deployment: Deployment, number: int, folder: Path) -> bytes:
+    """Write the files of a node, with a new key, but without the list of all nodes' keys.
+
+    Args:
+        deployment: The deployment.
+        number: The node's number.
+        folder: Folder to create, which is to become the node's.
+
+    Returns:
+        The node's public key as a commented OpenSSH line.
+    """
     (folder / "flwr").mkdir(parents=True)
     (folder / "state").mkdir()
-    write_atomically(folder / "ca.crt", (deployment.authority / "ca.crt").read_bytes())
-    write_atomically(deployment.public_key(number), write_node_key(folder, f"node-{number}"))
-    place = NodeAddress.model_validate(
-        {"number": number, "nodes": deployment.num_nodes, "host": deployment.host, "port": deployment.port}
-    )
-    write_atomically(folder / PLACE, place.text())
+    write_atomically(folder / "ca.crt", (deployment.server / "ca.crt").read_bytes())
+    public = write_node_key(folder, f"node-{number}")
+    write_place(deployment, number, folder)
     _write(folder / FILE, render("node.toml"))
     _write(folder / "start.sh", render("supernode_start.sh.jinja", number=number), mode=0o700)
     _write(folder / "environment", render("environment.sh.jinja", program="flower-supernode", programs=None))
@@ -127,6 +143,15 @@ def _write_node(deployment: Deployment, number: int) -> None:
     unit = render("hyperfl-node.service.jinja", folder=home, start=home / "start.sh", number=number)
     _write(folder / "hyperfl-node.service", unit)
     _write(folder / VERSIONS, "".join(f'{name} = "{version}"\n' for name, version in shared_versions().items()))
+    return public
+
+
+def write_place(deployment: Deployment, number: int, folder: Path) -> None:
+    """Write `place.toml`, which has a node's number and the SuperLink's address, into its folder."""
+    place = NodeAddress.model_validate(
+        {"number": number, "nodes": deployment.num_nodes, "host": deployment.host, "port": deployment.port}
+    )
+    write_atomically(folder / PLACE, place.text())
 
 
 def _write(file: Path, text: str, mode: int = 0o600) -> None:

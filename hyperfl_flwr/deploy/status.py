@@ -52,6 +52,7 @@ class RunState:
         start: Time of its start, UTC, ISO 8601; empty likewise.
         round: Last finished round.
         num_rounds: Number of rounds that it is to have; 0 until its folder has a manifest.
+        num_nodes: Number of its nodes, those with the smallest numbers; 0 likewise.
         personalized: Mean accuracy of the last finished round after local training, in [0, 1]; None without one.
         aggregate: Mean accuracy of the last global state that was evaluated, in [0, 1]; None without one.
         away: Clients that were away in the last finished round.
@@ -65,6 +66,7 @@ class RunState:
     start: str = ""
     round: int = 0
     num_rounds: int = 0
+    num_nodes: int = 0
     personalized: float | None = None
     aggregate: float | None = None
     away: Sequence[int] = ()
@@ -137,6 +139,8 @@ class Status:
                     f"  {run.method}, round {run.round} of {run.num_rounds}, accuracy: personalized "
                     f"{_percent(run.personalized)}, aggregate {_percent(run.aggregate)}"
                 )
+            if 0 < run.num_nodes < len(self.nodes):
+                yield f"  {run.num_nodes} of {len(self.nodes)} nodes: the others take no part in this run"
             if run.away:
                 yield f"  away in round {run.round}: clients {', '.join(map(str, run.away))}"
             for problem in run.problems:
@@ -184,6 +188,7 @@ def _read(state: RunState, path: Path) -> RunState:
         start=str(manifest["start"]),
         round=last.get("round", 0),
         num_rounds=int(manifest["settings"]["num-rounds"]),
+        num_nodes=len(manifest["nodes"]),
         personalized=_finite(last.get("personalized_accuracy")),
         aggregate=_finite(received[-1].get("aggregate_accuracy")) if received else None,
         away=tuple(last.get("away", ())),

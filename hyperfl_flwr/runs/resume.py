@@ -133,6 +133,10 @@ def refuse_changes(old: Mapping[str, Scalar], new: Mapping[str, Any], in_use: Ma
     ]
     if int(new["num-rounds"]) < int(old["num-rounds"]):
         problems.append(f"num-rounds was {old['num-rounds']}, now {new['num-rounds']}; it may only grow")
+    if "auto" not in (old["num-nodes"], new["num-nodes"]) and old["num-nodes"] != new["num-nodes"]:
+        problems.append(
+            f"num-nodes was {old['num-nodes']}, now {new['num-nodes']}; it may be auto, for as many nodes as before"
+        )
     if bool(old["early-stopping"]) != bool(new["early-stopping"]) and old["keep"] == new["keep"] == "last":
         problems.append(
             f"early-stopping was {old['early-stopping']}, now {new['early-stopping']}; it may change, but not to or "

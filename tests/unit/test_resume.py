@@ -40,6 +40,7 @@ ALLOWED: Settings = {
     "failure-budget": 0.5,
     "ledger": True, "lpm.weights": "/weights.pth",
     "max-failed-rounds": 9, "max-update-ratio": 9.0, "min-nodes": 9, "node-timeout": 1.0,
+    "num-nodes": 9,
     "novel.a-distance-learning-rate": 9.0, "novel.a-distance-rounds": 9,
     "novel.corruptions": "blur", "novel.delta": 0.5, "novel.epsilons": "9", "novel.samples": "9",
     "num-rounds": 99, "output": "/elsewhere", "resume": "/here", "round-timeout": 1.0, "target-accuracy": 0.5,
@@ -71,6 +72,10 @@ def test_settings_that_do_not_decide_the_result_may_change() -> None:
     refuse(old, old)
     with pytest.raises(RunDirectoryError, match="early-stopping was 2, now 0; it may change, but not to or from 0"):
         refuse(old, old | {"early-stopping": 0})
+    for before, now in ((9, "auto"), ("auto", 9), (9, 9)):
+        refuse(old | {"num-nodes": before}, old | {"num-nodes": now})
+    with pytest.raises(RunDirectoryError, match="num-nodes was 2, now 3; it may be auto, for as many nodes as before"):
+        refuse(old | {"num-nodes": 2}, old | {"num-nodes": 3})
 
 
 def test_all_changes_are_told_together() -> None:
