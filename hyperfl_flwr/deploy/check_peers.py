@@ -88,9 +88,7 @@ def listed_keys(deployment: Deployment) -> Iterator[Finding]:
     if others:
         yield error(SUBJECT, f"{', '.join(others)} do not have the keys of server/keys", remedy)
     if earlier:
-        text = (
-            f"{', '.join(earlier)} are from before a node was added; with them, nodes refuse secure sums of all nodes"
-        )
+        text = f"{', '.join(earlier)} are from before a node was added; their nodes refuse secure sums of all nodes"
         yield warning(SUBJECT, text, f"once no run with secure sums is unfinished: {remedy}")
     if not (others or earlier):
         yield ok(SUBJECT, f"{len(peers)} nodes, fingerprint {fingerprint(peers)}")
