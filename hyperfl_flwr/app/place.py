@@ -48,9 +48,8 @@ def place_in(node: NodeConfig, run_config: Mapping[str, Scalar]) -> tuple[int, i
     number, own = node.place
     if reason := absence(node, run_config):
         raise RefusalError(reason)
-    if (num_nodes := _given(node, run_config)) is None:
-        return number, own
-    if run_config.get(ENABLED):
+    num_nodes = _given(node, run_config) or own
+    if run_config.get(ENABLED) and not node.simulated:
         _refuse_other_peers(node, num_nodes)
     return number, num_nodes
 
@@ -63,7 +62,7 @@ def _given(node: NodeConfig, run_config: Mapping[str, Scalar]) -> int | None:
 
 
 def _refuse_other_peers(node: NodeConfig, num_nodes: int) -> None:
-    """Refuse secure sums of a number of nodes that the server has chosen and the owner does not know."""
+    """Refuse secure sums of another number of nodes than the owner knows: the server could have chosen it."""
     if node.peers_file:
         known = sorted(read_peers(Path(node.peers_file)))
         if known != list(range(num_nodes)):

@@ -105,7 +105,9 @@ def test_runs_have_rounds_accuracies_and_problems(made: Made, run: Path) -> None
     newest, older = Status.of(made.deployment).runs
     summary = json.loads((run / "summary.json").read_text())
     assert (newest.folder, newest.status, newest.method) == (str(run), "running", "fedavg")
-    assert (newest.round, newest.num_rounds) == (2, 2)
+    assert (newest.round, newest.num_rounds, newest.num_nodes) == (2, 2, 1)
+    assert "  1 of 3 nodes: the others take no part in this run" in Status.of(made.deployment).lines()
+    assert "It has 1 of 3 nodes." in status_page(made.deployment)
     assert newest.personalized == pytest.approx(summary["test_accuracy"])
     assert newest.aggregate == pytest.approx(summary["test_accuracy_aggregate"])
     assert "round 2, client 3, training: no <memory> left" in newest.problems

@@ -129,6 +129,40 @@ def test_a_novel_node_is_not_waited_for_and_trains_nothing(make_roster: Callable
     assert said[-1] == "node 2 is missing (clients )"
 
 
+@pytest.mark.parametrize("lie", ["honest", "fits", "novel"])
+def test_a_node_beyond_the_run_is_neither_waited_for_nor_counted(
+    lie: str, make_roster: Callable[..., Roster], said: list[str]
+) -> None:
+    """Node 2 answers first, in a run of nodes 0 and 1: whatever it says, the run waits for both, and asks it once."""
+    answers = {
+        "honest": refuses(2, "node 2 takes no part in this run, which has 2 nodes (num-nodes)"),
+        "fits": says(introduction(2, 2, 6, clients=[2])),
+        "novel": says(RecordDict({PROPERTIES: ConfigRecord({NOVEL: True, "partition": 2, "num-nodes": 1})})),
+    }
+    grid = ScriptedGrid({**nodes_of(2, 6), C: [answers[lie]]}, arrivals=[C, A, B])
+    roster = make_roster(grid, num_nodes=2, timeout=10.0)
+    roster.gather()
+    assert (there(roster), roster.num_nodes, roster.refused, roster.away) == ([0, 1], 2, [], [])
+    assert said[0] == "node 2 takes no part in this run"
+    assert said[1] == "waiting for nodes: none of 2 present, 0 1 missing"
+    roster.refresh(1)
+    roster.refresh(2)
+    assert grid.asked == [C, A, B]
+    assert said.count("node 2 takes no part in this run") == 1
+    grid.present = [A, C]
+    with pytest.raises(RunFailedError, match="all 2 nodes are required, missing: 1"):
+        make_roster(grid, num_nodes=2).gather()
+
+
+def test_a_node_of_another_number_of_nodes_than_the_run_is_refused(make_roster: Callable[..., Roster]) -> None:
+    """Also if most nodes say so: the number is the run's."""
+    answers = {**nodes_of(3, 6), A: nodes_of(2, 6)[A]}
+    roster = make_roster(ScriptedGrid(answers), num_nodes=2, min_nodes=1)
+    roster.gather()
+    assert (there(roster), roster.num_nodes) == ([0], 2)
+    assert "its num-partitions is 3, but the other nodes have 2" in str(roster.refused[0])
+
+
 def test_a_node_joins_goes_and_comes_back(make_roster: Callable[..., Roster], said: list[str]) -> None:
     """Node 2 comes late, node 1 leaves and comes back; each change is logged once."""
     grid = ScriptedGrid(nodes_of(3, 6), arrivals=[A, B])

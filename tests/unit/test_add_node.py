@@ -1,0 +1,282 @@
+"""The files of `hyperfl deploy add-node`: those of a deployment that had the node from the start, also after a kill."""
+
+import re
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from federations import Call
+
+from hyperfl_flwr.core.errors import ConfigError, StateError
+from hyperfl_flwr.deploy.add_node import add_node
+from hyperfl_flwr.deploy.check_peers import listed_keys, pinned_keys
+from hyperfl_flwr.deploy.gate import gate
+from hyperfl_flwr.deploy.keys import read_node_key, read_public_key
+from hyperfl_flwr.deploy.layout import Deployment
+from hyperfl_flwr.deploy.move import move_deployment
+from hyperfl_flwr.deploy.node_settings import NodeAddress, read_node_config
+from hyperfl_flwr.deploy.peers import accept_key, own_key, write_peers
+from hyperfl_flwr.deploy.provision import init
+from hyperfl_flwr.deploy.registered_nodes import foreign_nodes, registered_nodes
+from hyperfl_flwr.launch.findings import Level
+from hyperfl_flwr.protocol.secure_sums.peers import read_peers
+
+
+def make(folder: Path, nodes: int = 2) -> Deployment:
+    deployment = Deployment(folder=folder, host="fl.example.org", port=8123, num_nodes=nodes)
+    init(deployment)
+    return deployment
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("original") / "fl").folder
+
+
+@pytest.fixture
+def one(original: Path, tmp_path: Path) -> Deployment:
+    """Return a deployment of two nodes."""
+    return Deployment.read(shutil.copytree(original, tmp_path / "fl"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def assert_complete(folder: Path) -> None:
+    """Check that a deployment is one of three nodes in each of its files."""
+    found = Deployment.read(folder)
+    assert found.num_nodes == 3
+    home = found.node(2)
+    key = read_node_key(home / "node.key").public_key()
+    assert NodeAddress.read(home) == NodeAddress(number=2, nodes=3, host=found.host, port=found.port)
+    assert key == read_public_key(home / "node.pub") == read_public_key(found.public_key(2))
+    assert found.public_key(2).read_bytes() == (home / "node.pub").read_bytes()
+    assert gate(found) == (found.server / "nginx.conf").read_text()
+    assert read_peers(found.peers) == read_peers(home / "peers.toml")
+    assert list(read_peers(found.peers).values()) == [read_public_key(found.public_key(each)) for each in range(3)]
+    assert sorted(path.name for path in home.parent.iterdir()) == ["node-0", "node-1", "node-2"]
+
+
+def test_the_deployment_is_one_that_had_the_node_from_the_start(one: Deployment, tmp_path: Path) -> None:
+    """It has the same files with the same modes, and the same texts where these have no key; the others' stay."""
+    there = make(tmp_path / "there", nodes=3)
+    before = contents(one.folder)
+    written = list(add_node(one.folder))
+    assert_complete(one.folder)
+    after, wanted = contents(one.folder), contents(there.folder)
+    assert after.keys() == wanted.keys()
+    changed = {name for name, text in before.items() if after[name] != text}
+    assert changed == {"deployment.toml", "peers.toml", "server/nginx.conf"}
+    for name in sorted(wanted):
+        if name.startswith("nodes/node-2/") and not name.endswith(("node.key", "node.pub", "ca.crt", "peers.toml")):
+            assert after[name] == wanted[name], name
+    for path in (*there.node(2).rglob("*"), there.node(2), there.server / "nginx.conf", there.public_key(2)):
+        mode = (one.folder / path.relative_to(there.folder)).stat().st_mode
+        assert stat.S_IMODE(mode) == stat.S_IMODE(path.stat().st_mode), path
+    assert written == [
+        one.node(2),
+        one.public_key(2),
+        one.server / "nginx.conf",
+        one.peers,
+        one.folder / "deployment.toml",
+    ]
+    list(add_node(one.folder))
+    assert Deployment.read(one.folder).num_nodes == 4
+
+
+def test_it_is_interrupted_at_each_write_and_repeated(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until its last write the deployment has two nodes, and every file of them is as before or complete."""
+    replace, rename, left = Path.replace, Path.rename, 0
+
+    def interrupted(move: Callable[[Path, Path], Path], when: str) -> Callable[[Path, Path], Path]:
+        def moved(source: Path, target: Path) -> Path:
+            nonlocal left
+            left -= 1
+            if left == 0 and when == "before":
+                raise KeyboardInterrupt
+            done = move(source, target)
+            if left == 0:
+                raise KeyboardInterrupt
+            return done
+
+        return moved
+
+    number, ended = 0, set()
+    while ended != {"before", "after"}:
+        number += 1
+        for when in ("before", "after"):
+            folder = tmp_path / f"{when}-{number}"
+            one = Deployment.read(shutil.copytree(original, folder))
+            others = contents(one.node(0)), contents(one.node(1))
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, "replace", interrupted(replace, when))
+                patch.setattr(Path, "rename", interrupted(rename, when))
+                left = number
+                try:
+                    list(add_node(folder, 2))
+                    ended.add(when)
+                except KeyboardInterrupt:
+                    pass
+            if Deployment.read(folder).num_nodes == 2:
+                assert (registered_nodes(one), foreign_nodes(one)) == ({}, [])
+                list(add_node(folder, 2))
+            assert_complete(folder)
+            assert (contents(one.node(0)), contents(one.node(1))) == others
+            with pytest.raises(ConfigError, match="already has node 2; the next new node is node 3"):
+                list(add_node(folder, 2))
+    assert number > 12  # more than the files that init writes for a node
+
+
+def test_what_has_changed_since_an_interrupted_call_is_taken(one: Deployment) -> None:
+    """The new node keeps its key; the address and the key of node 0 are the present ones."""
+    adding = add_node(one.folder)
+    next(adding)
+    adding.close()
+    key = (one.node(2) / "node.key").read_bytes()
+    own_key(one.node(0))
+    list(accept_key(one, 0, one.node(0) / "node.pub"))
+    list(move_deployment(one, "10.1.2.3", 9443))
+    list(add_node(one.folder))
+    assert_complete(one.folder)
+    assert (one.node(2) / "node.key").read_bytes() == key
+
+
+def test_the_folders_may_have_been_handed_over_and_the_authority_put_away(one: Deployment) -> None:
+    for folder in (one.node(0), one.node(1), one.authority):
+        shutil.rmtree(folder)
+    list(add_node(one.folder))
+    assert sorted(path.name for path in one.node(2).parent.iterdir()) == ["node-2"]
+    assert Deployment.read(one.folder).num_nodes == 3
+
+
+def test_what_was_changed_in_nginx_is_kept_and_what_cannot_be_changed_is_named(one: Deployment) -> None:
+    file = one.server / "nginx.conf"
+    mine = f"# mine\n{file.read_text()}# the end"
+    file.write_text(mine.replace("listen fl.example.org", "listen 10.0.0.1"))
+    list(add_node(one.folder))
+    three = Deployment.read(one.folder)
+    assert file.read_text() == f"# mine\n{gate(three)}# the end".replace("listen fl.example.org", "listen 10.0.0.1")
+    file.write_text("events {}\n")
+    before = contents(one.folder)
+    with pytest.raises(
+        ConfigError, match=r"nginx\.conf has the key of no node, so it was changed by hand; add the line"
+    ):
+        list(add_node(one.folder))
+    assert contents(one.folder) == before
+    file.unlink()
+    assert file not in list(add_node(one.folder))
+    assert not file.exists()
+
+
+def _damaged_key(one: Deployment) -> None:
+    one.public_key(1).write_text("nonsense")
+
+
+def _same_key(one: Deployment) -> None:
+    shutil.copy(one.public_key(0), one.public_key(1))
+
+
+def _no_certificate(one: Deployment) -> None:
+    (one.server / "ca.crt").unlink()
+
+
+def _other_folder(one: Deployment) -> None:
+    one.node(2).mkdir()
+    (one.node(2) / "letter").touch()
+
+
+def _other_node(one: Deployment) -> None:
+    shutil.copytree(one.node(1), one.node(2))
+
+
+def _dangling(one: Deployment) -> None:
+    one.node(2).symlink_to("/nowhere")
+
+
+def _lost_folder(one: Deployment) -> None:
+    shutil.copy(one.public_key(1), one.public_key(2))
+
+
+def _wrong_public_part(one: Deployment) -> None:
+    adding = add_node(one.folder)
+    next(adding)
+    adding.close()
+    shutil.copy(one.node(1) / "node.pub", one.node(2) / "node.pub")
+
+
+def _full(one: Deployment) -> None:
+    (one.folder / "deployment.toml").write_text('host = "a"\nport = 1\nnodes = 10000\n')
+
+
+def _damaged(one: Deployment) -> None:
+    (one.folder / "deployment.toml").write_text("nodes = 2")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (_damaged_key, r"node-1\.pub is damaged"),
+        (_same_key, "the nodes 0 and 1 have the same key"),
+        (_no_certificate, r"server/ca\.crt cannot be read"),
+        (_other_folder, r"node-2 is in use, .*place\.toml cannot be read .* Move it elsewhere and repeat"),
+        (_other_node, r"node-2 is in use, .*place\.toml is of another node"),
+        (_dangling, r"node-2 is in use"),
+        (_lost_folder, r"node-2\.pub is the key of a node 2 of which .*node-2 is missing; put the folder back"),
+        (_wrong_public_part, r"node\.pub is not the public part of node\.key"),
+        (_full, "nodes must be 1 to 10000; got 10001"),
+        (_damaged, r"deployment\.toml is damaged"),
+    ],
+)
+def test_what_cannot_be_finished_changes_nothing(
+    spoil: Callable[[Deployment], None], told: str, one: Deployment
+) -> None:
+    spoil(one)
+    before = contents(one.folder)
+    with pytest.raises((ConfigError, StateError), match=told):
+        list(add_node(one.folder))
+    assert contents(one.folder) == before
+
+
+def test_checks_know_lists_from_before_a_node_was_added(one: Deployment) -> None:
+    """The operator is warned until they are replaced; an owner may have the new list and an old place.toml."""
+    list(add_node(one.folder))
+    three = Deployment.read(one.folder)
+    (found,) = listed_keys(three)
+    assert (found.level, "node-0/peers.toml, nodes/node-1/peers.toml are from before" in found.text) == (
+        Level.WARNING, True,
+    )  # fmt: skip
+    shutil.copy(three.peers, three.node(0))
+    peers, _ = pinned_keys(three.node(0), NodeAddress.read(three.node(0)), read_node_config(three.node(0)))
+    assert (peers.level, peers.text.startswith("3 nodes, fingerprint")) == (Level.OK, True)
+    write_peers(three)
+    assert [finding.level for finding in listed_keys(three)] == [Level.OK]
+
+
+def test_the_command_says_what_was_written_and_what_comes_next(one: Deployment, call: Call) -> None:
+    code, out, err = call("deploy", "add-node", one.folder, "--number", "2")
+    assert (code, out.splitlines()[0], out.splitlines()[-1]) == (
+        0,
+        str(one.node(2)),
+        str(one.folder / "deployment.toml"),
+    )
+    for text in (
+        f"nginx -p '{one.server}' -c nginx.conf -s reload", f"hyperfl deploy register '{one.folder}'",
+        f"give {one.node(2)} to the owner of node 2", "or 2 with --set num-nodes=2", f"send {one.peers} to all owners",
+    ):  # fmt: skip
+        assert text in err
+    for folder, words, told in (
+        (one.folder, ["--number", "2"], "already has node 2; the next new node is node 3"),
+        (one.folder, ["--number", "4"], "must be 3, since the nodes are numbered without gaps; got 4"),
+        (one.folder, ["--number=-1"], "must be 3, since"),
+        (one.node(0), [], "is not a deployment"),
+        (one.folder / "nowhere", [], "is not a deployment"),
+    ):
+        before = contents(one.folder)
+        code, _, err = call("deploy", "add-node", folder, *words)
+        assert (code, bool(re.search(told, err))) == (2, True), err
+        assert contents(one.folder) == before
