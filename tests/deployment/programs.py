@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -28,6 +30,16 @@ HYPERFL = Path(sys.executable).with_name("hyperfl")
 
 SMALL: dict[str, Scalar] = {"local-epochs": 1, "hyperfl.hidden-width": 8, "hyperfl.embedding-dim": 4}
 """HyperFL settings with little training and small messages."""
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def adding_commands() -> list[str]:
+    """Return the commands of docs/how-to/deploy.md that add a node, without that of nginx."""
+    page = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
+    section = page.partition("\n## Add a node\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\$ (hyperfl .*)$", section, flags=re.M)
 
 
 def sets(settings: Mapping[str, Scalar]) -> list[str]:
@@ -180,9 +192,12 @@ class LocalDeployment:
         self.superlink = DeployedSuperLink(self.deployment)
         self._commands: list[subprocess.Popen[str]] = []
         for node in self.nodes:
-            (node.folder / "environment").write_text(f"HYPERFL_BIN='{HYPERFL.parent}'\n")
-            settings = node.folder / "node.toml"
-            settings.write_text(settings.read_text().replace('threads = "auto"', "threads = 1"))
+            self._set_up(node)
+
+    def _set_up(self, node: Program) -> None:
+        (node.folder / "environment").write_text(f"HYPERFL_BIN='{HYPERFL.parent}'\n")
+        settings = node.folder / "node.toml"
+        settings.write_text(settings.read_text().replace('threads = "auto"', "threads = 1"))
 
     def start_server(self) -> None:
         """Start the SuperLink and wait until it answers."""
@@ -221,6 +236,19 @@ class LocalDeployment:
         outside.rename(self.nodes[-1].folder)
         self.deployment = Deployment.read(self.folder)
         self.superlink = DeployedSuperLink(self.deployment)
+
+    def add_node(self) -> None:
+        """Add a node while the SuperLink runs, with the page's commands, start it, and wait until it is online."""
+        number = len(self.nodes)
+        for command in adding_commands():
+            words = [str(HYPERFL), *shlex.split(command)[1:]]
+            subprocess.run(words, cwd=self.folder.parent, check=True, timeout=PATIENCE)
+        self.deployment = Deployment.read(self.folder)
+        self.superlink = DeployedSuperLink(self.deployment)
+        self.nodes.append(Program(self.deployment.node(number)))
+        self._set_up(self.nodes[-1])
+        self.nodes[-1].start()
+        self.wait_until_online(number)
 
     def hyperfl(self, command: str, *words: object, cwd: Path | None = None) -> subprocess.Popen[str]:
         """Start `hyperfl COMMAND ... --deployment DIR` in `cwd`, by default the deployment's folder."""

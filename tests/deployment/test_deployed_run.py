@@ -48,11 +48,19 @@ SETTINGS: dict[str, Scalar] = SMALL | {"checkpoint-every": 1}
 SETS = sets(SETTINGS)
 
 MODEL = "network_of_mine:build"
+HOLD = "hold"
+"""File in the folder of the networks' sources; while it exists, the network is not built."""
+
 OWN_NETWORK = """
+from pathlib import Path
+from time import sleep
+
 from torch import nn
 
 
 def build(input_shape, num_classes):
+    while Path("HOLD").exists():
+        sleep(0.1)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, num_classes))
 """
 
@@ -116,7 +124,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the sources of networks and of a method."""
     folder = tmp_path_factory.mktemp("network")
     (folder / "method_of_mine.py").write_text(OWN_METHOD)
-    (folder / "network_of_mine.py").write_text(OWN_NETWORK)
+    (folder / "network_of_mine.py").write_text(OWN_NETWORK.replace("HOLD", str(folder / HOLD)))
     (folder / "wide_network.py").write_text(WIDE_NETWORK)
     return folder
 
@@ -225,12 +233,15 @@ def test_ctrl_c_during_a_transfer_stops_the_run_and_nothing_else(
     assert code == 0, err
 
 
-def test_a_killed_superlink_loses_nothing_even_if_it_moves(
+def test_a_killed_superlink_loses_nothing_even_if_it_moves_and_a_node_is_added(
     two_nodes: LocalDeployment, network: Path, straight: Path, tmp_path: Path
 ) -> None:
-    """The run goes on at another port (`hyperfl deploy move`), with the same keys and the nodes' private state."""
+    """The run goes on at another port (`hyperfl deploy move`), with the same keys and the nodes' private state.
+
+    Before its last round node 2 is added to the deployment. It takes no part in this run, of which no bit differs.
+    """
     output = tmp_path / "run"
-    words = (*OWN_WORDS, "--num-rounds", 2, "--output", output, *SETS)
+    words = (*OWN_WORDS, "--num-rounds", 3, "--output", output, *SETS)
     process = two_nodes.hyperfl("run", *words, cwd=network)
     eventually((output / "checkpoints" / "round-000001.npz").is_file, "the first checkpoint")
     two_nodes.server.kill9_alone()
@@ -246,10 +257,18 @@ def test_a_killed_superlink_loses_nothing_even_if_it_moves(
     assert (code, "start it:" in err) == (1, True), err
     two_nodes.move(free_port())
     two_nodes.start()
-    code, out, err = finished(two_nodes.hyperfl("run", "--resume", output, "--quiet"))
+    process = two_nodes.hyperfl("run", "--resume", output, "--quiet")
+    eventually(lambda: (output / "server.log").read_text().count("node 1 takes part") == 2, "the run's second begin")
+    (network / HOLD).touch()
+    two_nodes.add_node()
+    assert not (output / "checkpoints" / "round-000003.npz").exists()
+    (network / HOLD).unlink()
+    code, out, err = finished(process)
     assert (code, out.splitlines(), err) == (0, [str(output)], "")
-    assert_like(output, straight, 2)
-    assert len(json.loads((output / "manifest.json").read_text())["resumed"]) == 1
+    assert_like(output, straight, 3)
+    manifest = json.loads((output / "manifest.json").read_text())
+    assert (len(manifest["resumed"]), manifest["nodes"], manifest["refused"]) == (1, [[0], [1]], [])
+    assert "node 2 takes no part in this run" in (output / "server.log").read_text()
 
 
 def test_without_nodes_and_without_a_superlink(tmp_path: Path) -> None:
@@ -272,25 +291,36 @@ def test_a_simulation_is_not_resumed_by_nodes_that_do_not_have_its_state(
     assert (code, "a deployment has its own nodes" in err) == (2, True), err
 
 
-def test_a_node_keeps_to_its_owners_budget(two_nodes: LocalDeployment, tmp_path: Path) -> None:
+@pytest.fixture
+def three_nodes(two_nodes: LocalDeployment) -> LocalDeployment:
+    """Return the deployment with the node that was added, which is added now if no test has done it."""
+    if len(two_nodes.nodes) == 2:
+        two_nodes.add_node()
+    return two_nodes
+
+
+def test_a_run_has_the_node_that_was_added_and_a_node_keeps_to_its_owners_budget(
+    three_nodes: LocalDeployment, tmp_path: Path
+) -> None:
     """Node 1's owner allows an epsilon of 3.5 of the run's 4: it takes part in one of two rounds, without metrics.
 
     Its state folder is a new one, since earlier runs without noise have spent all of any budget.
     """
-    node = two_nodes.nodes[1]
+    node = three_nodes.nodes[1]
     node.stop()
     settings = node.folder / "node.toml"
     text = settings.read_text().replace('state-dir = "state"', 'state-dir = "limited"')
     settings.write_text(text.replace("# max-epsilon = 4.0", "max-epsilon = 3.5"))
     node.start()
-    two_nodes.wait_until_online(1)
+    three_nodes.wait_until_online(1)
     changes = sets({"dp.epsilon": 4.0, "target": "mlp", "local-epochs": 1})
     output = tmp_path / "run"
     code, _, err = finished(
-        two_nodes.hyperfl("run", "--method", "fedavg", "--num-rounds", 2, "--output", output, *changes)
+        three_nodes.hyperfl("run", "--method", "fedavg", "--num-rounds", 2, "--output", output, *changes)
     )
     assert code == 0, err
-    assert [(row["clients"], row["failed"]) for row in rows_of(output, "train")] == [(2, []), (1, [1])]
+    assert [(row["clients"], row["failed"]) for row in rows_of(output, "train")] == [(3, []), (2, [1])]
+    assert json.loads((output / "manifest.json").read_text())["nodes"] == [[0], [1], [2]]
     log = (output / "server.log").read_text()
     assert "client 1 is left out: " in log
     assert "the privacy budget that this node's owner allows (max-epsilon) does not suffice for this upload" in log
