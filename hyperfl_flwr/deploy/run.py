@@ -78,7 +78,7 @@ def submit(superlink: DeployedSuperLink, deployment: Deployment, planned: Plan, 
     """
     superlink.require()
     superlink.require_free()
-    _wait_for_a_node(superlink, deployment, planned.settings, observer)
+    wait_for_a_node(superlink, deployment, planned.settings, observer)
     with tempfile.TemporaryDirectory(prefix="hyperfl-") as folder:  # Flower copies the app when it is submitted
         app = build_app(Path(folder) / "app", planned.sources, planned.settings)
         settings = Path(folder) / "settings.toml"
@@ -100,10 +100,16 @@ def stopped_on_interrupt(superlink: DeployedSuperLink, run_id: int, observer: Ru
         raise
 
 
-def _wait_for_a_node(
+def wait_for_a_node(
     superlink: DeployedSuperLink, deployment: Deployment, settings: Mapping[str, Scalar], observer: RunCallbacks
 ) -> None:
     """Wait until a node of the run is online; the run itself waits for the others, and reports which are missing.
+
+    Args:
+        superlink: The deployment's SuperLink, which need not run.
+        deployment: The deployment.
+        settings: The run's settings, of which `num-nodes` and `node-timeout` are used.
+        observer: Receives a note about the nodes, and about each that comes or goes.
 
     Raises:
         RunFailedError: If no node is online after `node-timeout` seconds.

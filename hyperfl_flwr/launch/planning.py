@@ -190,7 +190,7 @@ def plan_deployed(num_nodes: int, changes: Mapping[str, Scalar]) -> Plan:
         given = len(read_manifest(Path(resume))["nodes"]) if resume else num_nodes
     changes = {**changes, "num-nodes": given}
     if not resume:
-        changes = {"num-clients": given, **changes}
+        changes = {"num-clients": given if type(given) is int else num_nodes, **changes}
     config = requested(changes, deployed=True)
     chosen = num_nodes if config.num_nodes == "auto" else config.num_nodes
     if resume:

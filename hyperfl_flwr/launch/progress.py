@@ -17,7 +17,9 @@ PROGRESS = (
 )  # fmt: skip
 """Parts of lines that are shown without `--quiet`."""
 
-_NODE = re.compile(r"\bnode \d+ (takes part|runs|is missing|is away|is back|joins|is refused)|\bwaiting (for|up to) ")
+_NODE = re.compile(
+    r"\bnode \d+ (takes (no )?part|runs|is missing|is away|is back|joins|is refused)|\bwaiting (for|up to) "
+)
 _ROUND = re.compile(r"\bround \d+/\d+")
 _LEVEL = re.compile(r"^(INFO|WARNING) *: *")
 

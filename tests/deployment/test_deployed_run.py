@@ -268,7 +268,8 @@ def test_a_killed_superlink_loses_nothing_even_if_it_moves_and_a_node_is_added(
     assert_like(output, straight, 3)
     manifest = json.loads((output / "manifest.json").read_text())
     assert (len(manifest["resumed"]), manifest["nodes"], manifest["refused"]) == (1, [[0], [1]], [])
-    assert "node 2 takes no part in this run" in (output / "server.log").read_text()
+    assert "node 2 takes no part in this run\n" in (output / "server.log").read_text()
+    assert "node 2 takes no part in this run, which has 2 nodes (num-nodes)" in two_nodes.nodes[2].log
 
 
 def test_without_nodes_and_without_a_superlink(tmp_path: Path) -> None:

@@ -17,14 +17,18 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 from little_servers import free_port
 
-from hyperfl_flwr.core.errors import ConfigError, StateError
+from hyperfl_flwr.core.errors import ConfigError, RunFailedError, StateError
 from hyperfl_flwr.deploy.keys import read_public_key
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.provision import init
+from hyperfl_flwr.deploy.registered_nodes import registered_nodes
+from hyperfl_flwr.deploy.run import wait_for_a_node
 from hyperfl_flwr.deploy.status import MOST_PROBLEMS, Status
 from hyperfl_flwr.deploy.status_server import StatusServer, status_page
+from hyperfl_flwr.deploy.superlink import DeployedSuperLink
 from hyperfl_flwr.flower.superlink import database
 from hyperfl_flwr.launch.flower_env import can_use_database_file
+from hyperfl_flwr.launch.follow import RunCallbacks
 
 pytestmark = pytest.mark.filterwarnings("ignore:No path_separator")  # from alembic, with Flower's settings
 
@@ -114,6 +118,21 @@ def test_runs_have_rounds_accuracies_and_problems(made: Made, run: Path) -> None
     assert newest.problems.count("node 2 is missing (clients 2)") == 1
     assert not any("all is well" in problem for problem in newest.problems)
     assert (older.folder, older.status, older.method, older.num_rounds) == ("/nowhere", "pending", "", 0)
+
+
+def test_a_run_is_not_submitted_for_a_node_that_takes_no_part_in_it(made: Made) -> None:
+    """Node 0 has left and node 2 has come: a run of two nodes waits for one of them, and one of three begins."""
+    deployment, key = made.deployment, read_public_key(made.deployment.public_key(2))
+    pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    assert made.state.deactivate_node(registered_nodes(deployment)[0].flower_id)
+    assert made.state.activate_node(made.state.create_node("owner", "owner", pem, 30.0), 30.0)
+    superlink, notes = DeployedSuperLink(deployment), []
+    observer = RunCallbacks(on_note=notes.append)
+    for chosen in (3, "auto"):
+        wait_for_a_node(superlink, deployment, {"node-timeout": 0.1, "num-nodes": chosen}, observer)
+    with pytest.raises(RunFailedError, match=r"no node of .* came online within node-timeout"):
+        wait_for_a_node(superlink, deployment, {"node-timeout": 0.1, "num-nodes": 2}, observer)
+    assert notes == ["online: node 2; offline: nodes 0, 1"]
 
 
 def test_few_runs_and_problems_are_listed(made: Made, run: Path) -> None:
