@@ -1,18 +1,24 @@
 """The files of `hyperfl deploy add-node`: those of a deployment that had the node from the start, also after a kill."""
 
+import contextlib
+import http.client
 import re
 import shutil
+import ssl
 import stat
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from federations import Call
+from little_servers import free_port
 
 from hyperfl_flwr.core.errors import ConfigError, StateError
 from hyperfl_flwr.deploy.add_node import add_node
 from hyperfl_flwr.deploy.check_peers import listed_keys, pinned_keys
-from hyperfl_flwr.deploy.gate import gate
+from hyperfl_flwr.deploy.gate import gate, sent_key
 from hyperfl_flwr.deploy.keys import read_node_key, read_public_key
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.move import move_deployment
@@ -171,6 +177,43 @@ def test_what_was_changed_in_nginx_is_kept_and_what_cannot_be_changed_is_named(o
     file.unlink()
     assert file not in list(add_node(one.folder))
     assert not file.exists()
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="needs nginx")
+def test_a_running_nginx_admits_the_node_when_it_has_read_its_configuration_again(tmp_path: Path) -> None:
+    """403 is nginx's refusal of an unknown key; 502 says that it has passed a request on to no SuperLink."""
+    one = Deployment(folder=tmp_path / "fl", host="127.0.0.2", port=free_port(), num_nodes=2)
+    init(one)
+    command = ["nginx", "-p", str(one.server), "-c", "nginx.conf"]
+
+    def status(number: int) -> int:
+        context = ssl.create_default_context(cafile=one.server / "ca.crt")
+        connection = http.client.HTTPSConnection(one.host, one.port, context=context, timeout=10)
+        with contextlib.closing(connection):
+            key = sent_key(Deployment.read(one.folder), number)
+            connection.request("POST", "/v1/fleet/x", headers={"flwr-public-key": key})
+            return connection.getresponse().status
+
+    def answers(number: int, wanted: int) -> bool:
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError):
+                if status(number) == wanted:
+                    return True
+            time.sleep(0.1)
+        return False
+
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        assert answers(1, 502)
+        list(add_node(one.folder))
+        assert status(2) == 403
+        subprocess.run([*command, "-s", "reload"], check=True, timeout=30)
+        assert answers(2, 502)
+        assert status(1) == 502
+    finally:
+        running.terminate()
+        running.wait(30)
 
 
 def _damaged_key(one: Deployment) -> None:
