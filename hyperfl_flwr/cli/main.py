@@ -135,7 +135,8 @@ def run(
     if deployment is not None:
         if num_nodes is not None or dry_run or engine != "auto" or ray_address is not None:
             raise ConfigError(
-                "--num-nodes, --engine, --ray-address and --dry-run are for simulations; a deployment has its own nodes"
+                "--num-nodes, --engine, --ray-address and --dry-run are for simulations; a deployment has its own "
+                "nodes, of which --set num-nodes=K takes the first K"
             )
         from hyperfl_flwr.deploy.run import deployment as deployed_at
 
