@@ -15,7 +15,11 @@ collections = typer.Typer()
 @collections.command()
 def datasets(
     check: Annotated[
-        str, typer.Option(metavar="NAME", help="Compare emnist or cinic10 on this machine with its published sizes.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Compare emnist or cinic10 with its published sizes; emnist is downloaded first if it is missing.",
+        ),
     ] = "",
     data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: your cache folder.")] = None,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.launch.console import err, out
 
 vectors = typer.Typer()
@@ -43,6 +43,7 @@ def features(
     from hyperfl_flwr.data.features.archive import Rules, inputs_of, write_features
     from hyperfl_flwr.data.features.listing import read_folder, read_split
     from hyperfl_flwr.data.features.parts import Computation
+    from hyperfl_flwr.data.features.places import check_places
     from hyperfl_flwr.launch.core_locks import usable_cores
     from hyperfl_flwr.models.pretrained.features import MOBILENET, load_mobilenet
 
@@ -51,8 +52,7 @@ def features(
         raise ConfigError(f"--output must be a file that ends with .npz, got {output}")
     if not path.parent.is_dir():
         raise ConfigError(f"--output must lie in an existing folder, but there is no {path.parent}; make it first")
-    if path.exists():
-        raise RunDirectoryError(f"{path} exists; choose another --output, or delete it")
+    check_places(path)
     if split is None and (test is not None or column != "user_id"):
         raise ConfigError("--test and --column belong to --split; give --split, or leave them out")
     folder = images.expanduser().absolute()

@@ -5,6 +5,7 @@ allocated. Every exception of a parser becomes a `MalformedFileError`. Nothing i
 """
 
 import contextlib
+import itertools
 import math
 import os
 import struct
@@ -72,7 +73,7 @@ def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
 
     Raises:
         OSError: If the file cannot be opened.
-        MalformedFileError: If it is not a zip archive, or has two members with the same name.
+        MalformedFileError: If it is not a zip archive, or has two members with the same name or in the same bytes.
     """
     with path.open("rb") as file, contextlib.ExitStack() as stack:
         with _malformed("the archive"):
@@ -80,6 +81,11 @@ def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
             # zipfile reads the last of several members with one name, and `check_members` would count only that one.
             if repeated := [name for name, count in Counter(archive.namelist()).items() if count > 1]:
                 raise MalformedFileError(f"{repeated[0]!r} occurs more than once")
+            spans = sorted((info.header_offset, info.compress_size) for info in archive.infolist())
+            # Older zipfile modules do not check it. `_size` refuses sizes above that of the archive.
+            end = archive.start_dir
+            if any(after - start < size <= end for (start, size), (after, _) in itertools.pairwise(spans)):
+                raise MalformedFileError("members overlap")
         yield archive
 
 
@@ -185,7 +191,7 @@ def _map_array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
     """Map an array that is stored without compression; where the file cannot be mapped, it is read."""
     size = _size(archive, name)
     with _malformed(name):
-        with archive.open(name) as member:  # compares the member's two headers, and refuses members that overlap
+        with archive.open(name) as member:  # compares the names in the member's two headers
             shape, is_fortran, dtype = read_header(member, size)
             header = member.tell()
         start = _data_start(archive, name)

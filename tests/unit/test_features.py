@@ -235,7 +235,10 @@ BAD_SPLITS = {
     "no rows": ("user_id,image_id,class\n", "must have images with a user in the column user_id, but has none"),
     "only NA": ("user_id,image_id,class\nNA,a,1\n", "must have images with a user in the column user_id"),
     "short row": ("user_id,image_id,class\nann,abc\n", "line 2: image_id, class, user_id must be given"),
-    "name of a class": ("user_id,image_id,class\nann,abc,cat\n", "must be a number of at least 0; got 'abc', 'cat'"),
+    "name of a class": ("user_id,image_id,class\nann,abc,cat\n", "must be a number from 0 to 999999; got 'abc', 'cat'"),
+    "large class": ("user_id,image_id,class\nann,abc,1000000\n", "line 2: image_id, class, user_id must be given"),
+    "20 digits": (f"user_id,image_id,class\nann,abc,{10**19}\n", "must be a number from 0 to 999999; got 'abc', '100"),
+    "5,000 digits": (f"user_id,image_id,class\nann,abc,{'9' * 5000}\n", f"got 'abc', '{'9' * 50}...', 'ann'; correct"),
     "no text": (b"user_id,image_id,class\n\xff\xfe,abc,1\n", "must be a CSV file in UTF-8"),
     "missing": (None, "cannot be read: No such file or directory; check the path"),
 }

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +15,9 @@ from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.core.storage import Pieces, write_atomically, write_npz
 from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.data.features.images import CROPPED, RESIZED, locate
-from hyperfl_flwr.data.features.listing import ListedPart, Listing
+from hyperfl_flwr.data.features.listing import Listing
 from hyperfl_flwr.data.features.parts import Computation, compute, read_parts
+from hyperfl_flwr.data.features.places import hold_parts, remove_parts, report_of
 
 PACKAGES = ("numpy", "pillow", "torch", "torchvision")
 """Packages that decide the bits of features."""
@@ -74,15 +74,18 @@ def write_features(
     Args:
         listing: The images.
         folder: Folder of their files.
-        output: File to write or to replace: `features`, `labels`, `clients` if there are users, and `test_` of each if
-            there are test images. `OUTPUT.json` is the report.
+        output: File to write, which must not exist: `features`, `labels`, `clients` if there are users, and `test_` of
+            each if there are test images. `OUTPUT.json` is the report.
         computation: How features are computed.
         rules: What to do about missing images and small users.
         on_images: Receives the numbers of images that are done.
 
     Raises:
-        DataError: If no image of a part of the data can be read, or one is missing or broken and must not be.
-        RunDirectoryError: If `OUTPUT.parts` belongs to a call with other inputs.
+        DataError: If no image of a part of the data can be read, one is missing or broken and must not be, or one
+            cannot be read for a reason that may pass.
+        RunDirectoryError: If the output exists, `OUTPUT.json` is no report, or `OUTPUT.parts` is another user's or
+            belongs to a call with other inputs.
+        FolderInUseError: If another process writes the same output.
     """
     images = listing.images
     files, repeated = ([folder / image for image in images], 0) if listing.has_paths else locate(folder, images)
@@ -90,28 +93,28 @@ def write_features(
     if missing and rules.fail_on_missing:
         raise DataError(_refusal(folder, "missing", [images[position] for position in missing], len(images)))
     inputs = {**computation.inputs, "images": hashlib.sha256(json.dumps(images).encode()).hexdigest()}
-    parts = output.with_name(f"{output.name}.parts")
-    compute(files, parts, replace(computation, inputs=inputs), on_images)
-    usable, broken, width = _summary(files, parts)
-    if broken and rules.fail_on_missing:
-        raise DataError(_refusal(folder, "broken", [images[position] for position in broken], len(images)))
-    kept, left_out = _without_small(listing.train, usable, rules.min_images)
-    _check(listing, kept, left_out, rules)
-    facts = _facts(listing, kept, inputs) | {
-        "users_left_out": len(left_out),
-        "images_with_several_files": repeated,
-        "missing": {"count": len(missing), "images": [images[position] for position in missing[:LISTED]]},
-        "broken": {
-            "count": len(broken),
-            "images": [images[position] for position in list(broken)[:LISTED]],
-            "reasons": list(broken.values())[:LISTED],
-        },
-    }
-    report = output.with_name(f"{output.name}.json")
-    write_atomically(report, json.dumps(facts, indent=2).encode(), mode=0o600)
-    write_npz(output, _arrays(listing, kept, width, files, parts), mode=0o600)
-    if not missing and not broken:
-        shutil.rmtree(parts)
+    report = report_of(output)
+    with hold_parts(output) as parts:
+        compute(files, parts, replace(computation, inputs=inputs), on_images)
+        usable, broken, width = _summary(files, parts)
+        if broken and rules.fail_on_missing:
+            raise DataError(_refusal(folder, "broken", [images[position] for position in broken], len(images)))
+        kept, left_out = _without_small(listing, usable, rules.min_images)
+        _check(listing, kept, left_out, rules, next(iter(broken.values()), ""))
+        facts = _facts(listing, kept, inputs) | {
+            "users_left_out": len(left_out),
+            "images_with_several_files": repeated,
+            "missing": {"count": len(missing), "images": [images[position] for position in missing[:LISTED]]},
+            "broken": {
+                "count": len(broken),
+                "images": [images[position] for position in list(broken)[:LISTED]],
+                "reasons": list(broken.values())[:LISTED],
+            },
+        }
+        write_atomically(report, json.dumps(facts, indent=2).encode(), mode=0o600)
+        write_npz(output, _arrays(listing, kept, width, files, parts), mode=0o600)
+        if not missing and not broken:
+            remove_parts(parts)
     return Written(path=output, report=report, facts=facts, notes=_notes(listing, facts, parts, report))
 
 
@@ -146,24 +149,33 @@ def _refusal(folder: Path, kind: str, images: Sequence[str], count: int) -> str:
     )
 
 
-def _without_small(train: ListedPart, usable: Flags, fewest: int) -> tuple[Flags, list[str]]:
-    """Return which images are kept, and the users that are left out since they have too few, or none."""
-    if train.clients is None:
+def _without_small(listing: Listing, usable: Flags, fewest: int) -> tuple[Flags, list[str]]:
+    """Return which images are kept, and the users that are left out since they have too few, or none.
+
+    Where test images have users, each user needs one, as `npz:` data sets do.
+    """
+    places = (listing.train, usable[: len(listing.train)]), (listing.test, usable[len(listing.train) :])
+    found = [(np.array(part.clients), flags) for part, flags in places if part is not None and part.clients is not None]
+    if not found:
         return usable, []
-    users = np.array(train.clients)
-    counts = Counter(users[usable[: len(train)]].tolist())
-    small = sorted({user for user in train.clients if counts[user] < fewest or not counts[user]})
-    kept = usable.copy()
-    kept[: len(train)] &= ~np.isin(users, np.array(small, dtype=users.dtype))
-    return kept, small
+    counts = [Counter(users[flags].tolist()) for users, flags in found]
+    small = sorted(
+        user
+        for user in {user for users, _ in found for user in users.tolist()}
+        if counts[0][user] < max(fewest, 1) or not all(count[user] for count in counts)
+    )
+    without = [flags & ~np.isin(users, small) if small else flags for users, flags in found]
+    return np.concatenate([*without, usable[sum(map(len, without)) :]]), small
 
 
-def _check(listing: Listing, kept: Flags, left_out: Sequence[str], rules: Rules) -> None:
+def _check(listing: Listing, kept: Flags, left_out: Sequence[str], rules: Rules, reason: str) -> None:
     for name, part in (("training", kept[: len(listing.train)]), ("test", kept[len(listing.train) :])):
         if len(part) and not part.any():
-            few = f" or belong to users with fewer than {rules.min_images}" if left_out and name == "training" else ""
+            few = f" or belong to users with fewer than {rules.min_images}" if left_out else ""
+            first = f" (the first that is broken: {reason})" if reason else ""
             raise DataError(
-                f"none of the {len(part)} {name} images can be used: they are missing or broken{few}; check --images"
+                f"none of the {len(part)} {name} images can be used: they are missing or broken{few}{first}; check "
+                f"--images"
             )
 
 

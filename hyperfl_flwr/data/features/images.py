@@ -8,10 +8,14 @@ import numpy.typing as npt
 from PIL import Image
 
 from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.data.sources import dicom
 from hyperfl_flwr.data.sources.image_files import CONVERTIBLE, open_image, walk
 
 RESIZED, CROPPED = 256, 224
 """Pixels of an image's shorter side after resizing, and of each side of the square that is cut from its centre."""
+
+LONGEST = 50
+"""Largest quotient of an image's sides; the whole image is resized, which would take gigabytes for a narrow strip."""
 
 _SUFFIXES = (".jpg", ".jpeg")
 
@@ -35,12 +39,12 @@ def locate(folder: Path, images: Sequence[str]) -> tuple[list[Path | None], int]
     """
     if not folder.is_dir():
         raise DataError(f"{folder} must be an existing folder of images; check --images")
-    nested = [path if (path := _nested(folder, image)).is_file() else None for image in images]
-    if any(nested):
-        return nested, 0
     needed, repeated = set(images), set()
     files: dict[str, Path] = {}
     try:
+        nested = [path if (path := _nested(folder, image)).is_file() else None for image in images]
+        if any(nested):
+            return nested, 0
         for name in walk(str(folder)):
             path = Path(name)
             if path.suffix.lower() in _SUFFIXES and path.stem in needed:
@@ -71,9 +75,19 @@ def prepared(path: Path) -> npt.NDArray[np.uint8]:
     The shorter side is resized to 256 pixels (bilinear), and the square in the centre is cut out.
 
     Raises:
-        DataError: If the file is not an image, damaged, or has more than 8 bits per channel.
+        DataError: If the file is not an image, damaged, a strip or a DICOM file, has several images, or has more than 8
+            bits per channel; its cause is that of `open_image`.
     """
+    if path.suffix.lower() == dicom.SUFFIX:
+        raise DataError(f"{path} is a DICOM file, whose values have no agreed black and white; convert it to 8 bits")
     with open_image(path, str(path)) as opened:
+        # In a JPEG file with several images, the others are previews and stereo views of the first one.
+        if opened.format != "MPO" and (frames := getattr(opened, "n_frames", 1)) > 1:
+            raise DataError(f"{path} must contain one image, got {frames}; store each in a separate file")
+        if max(opened.size) > LONGEST * min(opened.size):
+            raise DataError(
+                f"{path} must be at most {LONGEST} times as long as wide, got {opened.width}x{opened.height}; crop it"
+            )
         if opened.mode not in CONVERTIBLE:
             raise DataError(f"{path} must have 8 bits per channel, got the mode {opened.mode}; convert it")
         image = opened.convert("RGB")

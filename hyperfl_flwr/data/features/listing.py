@@ -26,8 +26,15 @@ UNUSED = "NA"
 USER, IMAGE, LABEL = "user_id", "image_id", "class"
 """Columns of the authors' files."""
 
+LARGEST_CLASS = 999_999
+"""Largest number of a class in a CSV file."""
+
 CLIENT_FOLDER = "client-"
 """Beginning of the names of clients' folders, as `hyperfl image-folders` writes them."""
+
+
+_LONGEST_QUOTE = 50
+"""Number of characters of a field that an error quotes."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,7 +93,8 @@ def read_split(split: Path, test: Path | None, column: str = USER) -> Listing:
         column: Column with the user of an image; rows with `UNUSED` in it are left out.
 
     Raises:
-        DataError: If a file cannot be read, lacks a column, or has an empty field or a class that is no number.
+        DataError: If a file cannot be read, lacks a column, or has an empty field or a class that is no number up to
+            `LARGEST_CLASS`.
     """
     rows = list(_rows(split, (IMAGE, LABEL, column)))
     used = [row for row in rows if row[2] != UNUSED]
@@ -125,9 +133,14 @@ def read_folder(folder: Path) -> Listing:
         )
     classes = sorted({name for of_client in found.values() for images in of_client.values() for name in images})
     listed = {part: _listed(folder, {client: found[client][part] for client in clients}, classes) for part in parts}
+    filled = {name for of_client in found.values() for images in of_client.values() for name in images if images[name]}
     for part, images in listed.items():
         if not len(images):
             raise DataError(f"{folder if part == 'all' else folder / part} must contain images, but has none; add some")
+    if empty := [name for name in classes if name not in filled]:
+        raise DataError(
+            f"{folder}: the class {empty[0]} must have images, but has none; add some, or remove its folders"
+        )
     train = listed["train" if "train" in parts else "all"]
     return Listing(train=train, test=listed.get("test"), has_paths=True, classes=classes)
 
@@ -160,16 +173,25 @@ def _rows(file: Path, columns: Sequence[str]) -> Iterator[list[str]]:
                 )
             for row in reader:
                 fields = [row[name] or "" for name in columns]
-                if not all(map(str.strip, fields)) or not (fields[1].isascii() and fields[1].isdigit()):
+                if not all(map(str.strip, fields)) or not _is_class(fields[1]):
                     raise DataError(
                         f"{file}, line {reader.line_num}: {', '.join(columns)} must be given, and {LABEL} must be a "
-                        f"number of at least 0; got {', '.join(map(repr, fields))}; correct the line"
+                        f"number from 0 to {LARGEST_CLASS}; got {', '.join(map(_quoted, fields))}; correct the line"
                     )
                 yield fields
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}; check the path") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} must be a CSV file in UTF-8: {error}; convert it") from None
+
+
+def _is_class(text: str) -> bool:
+    # The length first: Python refuses to convert thousands of digits.
+    return text.isascii() and text.isdigit() and len(text) <= _LONGEST_QUOTE and int(text) <= LARGEST_CLASS
+
+
+def _quoted(field: str) -> str:
+    return repr(field if len(field) <= _LONGEST_QUOTE else f"{field[:_LONGEST_QUOTE]}...")
 
 
 def _labels(rows: Sequence[Sequence[str]]) -> IntArray:

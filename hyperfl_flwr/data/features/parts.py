@@ -2,9 +2,10 @@
 
 A part is the features of `PART` images, in a file of its own. It counts as finished while the files of its images are
 unchanged; a repeated call computes only the other parts. Batches lie within parts, at places that the list of images
-decides, so that the features do not depend on interruptions, in any bit.
+decides, so that the features do not depend on interruptions, in any bit (with an equal number of torch's threads).
 """
 
+import errno
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from hyperfl_flwr.core.errors import DataError, RunDirectoryError, StateError
-from hyperfl_flwr.core.folder_lock import lock_folder
 from hyperfl_flwr.core.storage import Arrays, read_arrays, write_arrays, write_atomically
 from hyperfl_flwr.data.cache import fingerprint
 from hyperfl_flwr.data.dataset import IntArray
@@ -27,6 +27,9 @@ PART = 1024
 
 INPUTS = "inputs.json"
 """File with what the parts of a folder were computed from."""
+
+_OF_CONTENT = (None, errno.EINVAL, errno.EOVERFLOW)
+"""Error numbers of exceptions that a damaged image can lead to, such as by a position before the file's beginning."""
 
 Features = npt.NDArray[np.float32]
 Network = Callable[[npt.NDArray[np.uint8]], Features]
@@ -72,27 +75,25 @@ def compute(
 
     Args:
         files: File of each image; None for a missing one.
-        folder: Folder of the parts, which is made if it is missing.
+        folder: Folder of the parts, whose lock the caller holds.
         computation: How they are computed.
         on_images: Receives the number of images of each part that is finished.
 
     Raises:
+        DataError: If a file cannot be read for a reason that may pass.
         RunDirectoryError: If the folder has parts of other inputs.
-        FolderInUseError: If another process is writing to it.
     """
-    folder.mkdir(mode=0o700, exist_ok=True)
-    with lock_folder(folder):
-        _check_inputs(folder, computation.inputs)
-        pool = ThreadPoolExecutor(computation.workers)
-        try:
-            for number, start in enumerate(range(0, len(files), PART)):
-                chosen = files[start : start + PART]
-                state = _state(chosen)
-                if _read(folder, number, state) is None:
-                    _compute_part(pool, chosen, start, _path(folder, number), state, computation)
-                on_images(len(chosen))
-        finally:
-            pool.shutdown(cancel_futures=True)  # an interrupted call does not decode the rest of a part
+    _check_inputs(folder, computation.inputs)
+    pool = ThreadPoolExecutor(computation.workers)
+    try:
+        for number, start in enumerate(range(0, len(files), PART)):
+            chosen = files[start : start + PART]
+            state = _state(chosen)
+            if _read(folder, number, state) is None:
+                _compute_part(pool, chosen, start, _path(folder, number), state, computation)
+            on_images(len(chosen))
+    finally:
+        pool.shutdown(cancel_futures=True)  # an interrupted call does not decode the rest of a part
 
 
 def read_parts(files: Sequence[Path | None], folder: Path) -> Iterator[Part]:
@@ -150,11 +151,28 @@ def _compute_part(
 
 
 def _decode(file: Path) -> npt.NDArray[np.uint8] | str:
-    """Return a prepared image, or why the file cannot be read."""
+    """Return a prepared image, or why the file is broken.
+
+    Raises:
+        DataError: If it cannot be read for a reason that may pass, such as a permission; the part is not finished then.
+    """
     try:
         return prepared(file)
     except DataError as error:
+        if reason := _passing(error.__cause__):
+            raise DataError(
+                f"{file} cannot be read: {reason}; correct that, or remove the file, and repeat the command to go on"
+            ) from error
         return str(error)
+
+
+def _passing(error: BaseException | None) -> str:
+    """Return why a file cannot be read at present; empty if its content is the reason."""
+    if isinstance(error, MemoryError):
+        return "it does not fit into the free memory"
+    if isinstance(error, OSError) and error.errno not in _OF_CONTENT:
+        return error.strerror or str(error)
+    return ""
 
 
 def _read(folder: Path, number: int, state: str) -> Part | None:
