@@ -13,7 +13,8 @@ from hyperfl_flwr.app.server import run
 from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.audit.audit import Options, audit, local_epochs_setting, make_target
 from hyperfl_flwr.audit.report import measure, write_audit
-from hyperfl_flwr.config.run_config import RunConfig, explain
+from hyperfl_flwr.config.refusals import explain
+from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.sections import AuditConfig
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError
@@ -134,7 +135,8 @@ def _train(config: RunConfig, cell: AttackedCell, folder: Path) -> Path:
     if ATTACKS[cell.name].needs_history:
         rounds["audit"] = AuditConfig(clients="all", rounds="all")
     changed = config.model_copy(update={"output": str(folder), **rounds})
-    return run(InProcessGrid(app, 1, changed.flat(), {"simulated": True}), changed)
+    num_nodes = 1 if config.num_nodes == "auto" else config.num_nodes
+    return run(InProcessGrid(app, num_nodes, changed.flat(), {"simulated": True}), changed)
 
 
 def _summary(document: Mapping[str, Any], name: str) -> dict[str, Any]:

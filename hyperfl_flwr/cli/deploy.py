@@ -50,9 +50,10 @@ def run_add_node(
     """Add a node to a deployment, also while runs go on, and say what to do next; prints the files written."""
     from hyperfl_flwr.deploy.add_node import add_node, next_steps
 
-    for file in add_node(folder, number):
+    deployment, files = add_node(folder, number)
+    for file in files:
         out.print(str(file), markup=False, soft_wrap=True)
-    for line in next_steps(Deployment.read(folder)):
+    for line in next_steps(deployment):
         err.print(f"next: {line}", markup=False, soft_wrap=True)
 
 
@@ -61,8 +62,9 @@ def run_register(folder: Folder) -> None:
     """Register the nodes' public keys with the running SuperLink, and unregister replaced ones; safe to repeat."""
     from hyperfl_flwr.deploy.register import register
 
-    for line in register(Deployment.read(folder)):
-        out.print(line, markup=False)
+    with Deployment.locked(folder) as deployment:
+        for line in register(deployment):
+            out.print(line, markup=False)
 
 
 @deployments.command("check")
@@ -132,8 +134,9 @@ def run_accept_key(
     """Replace the public key of a node by one that its owner has made; prints the files that were written."""
     from hyperfl_flwr.deploy.peers import accept_key
 
-    deployment = Deployment.read(folder)
-    for line in accept_key(deployment, number, file):
+    with Deployment.locked(folder) as deployment:
+        lines = list(accept_key(deployment, number, file))  # all before the first is printed, which may fail
+    for line in lines:
         out.print(line, markup=False)
     words = "run `hyperfl deploy register`, reload nginx if you use it, and send peers.toml to all owners"
     err.print(words, markup=False)
@@ -146,7 +149,11 @@ def run_peers(
     """Print fingerprints of all nodes' keys, for the owners to compare; in a deployment, also write peers.toml."""
     from hyperfl_flwr.deploy.peers import describe, is_deployment, node_peers, write_peers
 
-    peers = write_peers(Deployment.read(folder)) if is_deployment(folder) else node_peers(folder.absolute())
+    if is_deployment(folder):
+        with Deployment.locked(folder) as deployment:
+            peers = write_peers(deployment)
+    else:
+        peers = node_peers(folder.absolute())
     for line in describe(peers):
         out.print(line, markup=False)
 
@@ -156,8 +163,8 @@ def run_renew(folder: Folder) -> None:
     """Issue a new server certificate from the same authority; restart the SuperLink afterwards."""
     from hyperfl_flwr.deploy.provision import renew
 
-    deployment = Deployment.read(folder)
-    renew(deployment)
+    with Deployment.locked(folder) as deployment:
+        renew(deployment)
     out.print(str(deployment.server / "server.crt"), markup=False)
     err.print("restart the SuperLink; the nodes need no new files", markup=False)
 
@@ -178,10 +185,11 @@ def run_move(
         out.print(str(move_node(folder.absolute(), host, port)), markup=False)
         err.print("restart this node with its start.sh", markup=False)
         return
-    deployment = Deployment.read(folder)
-    for file in move_deployment(deployment, host, port):
+    with Deployment.locked(folder) as deployment:
+        files = list(move_deployment(deployment, host, port))  # all before the first is printed, which may fail
+        moved = Deployment.read(folder)
+    for file in files:
         out.print(str(file), markup=False)
-    moved = Deployment.read(folder)
     err.print(
         f"restart the SuperLink, and nginx if you use it; each owner runs `hyperfl deploy move NODE --host "
         f"{moved.host} --port {moved.port}` and restarts the node",

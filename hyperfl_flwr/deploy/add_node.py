@@ -4,13 +4,13 @@ The folders of the other nodes are not touched: a run names its number of nodes 
 begun keeps its nodes, and the next one has the new node, too.
 """
 
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hyperfl_flwr.core.errors import ConfigError, StateError
-from hyperfl_flwr.core.folder_lock import wait_for_folder
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.deploy.gate import GATE, header_value, sent_key
 from hyperfl_flwr.deploy.keys import PRIVATE, public_line, read_certificate, read_node_key, read_public_key
@@ -20,6 +20,9 @@ from hyperfl_flwr.deploy.peers import deployment_peers
 from hyperfl_flwr.deploy.provision import private_files, write_node, write_place
 from hyperfl_flwr.protocol.secure_sums.peers import PEERS_FILE, peers_text
 
+_LINE = re.compile(r'^[ \t]*"(?P<key>[A-Za-z0-9+/=]+)"[ \t]+(?P<number>\d+);[ \t]*(#.*)?\n', re.MULTILINE)
+"""A line of `nginx.conf` with the key of a node, and nothing else but a comment after it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Gate:
@@ -27,37 +30,42 @@ class _Gate:
 
     Attributes:
         text: The file's content.
-        position: Index in `text` at which the line of the key belongs.
+        keys: The present nodes' keys, as Flower sends them.
+        position: Index in `text` at which the line of another key belongs.
     """
 
     text: str
+    keys: frozenset[str]
     position: int
 
     def with_key(self, key: str, number: int) -> str:
-        """Return the file's content with a node's key, as Flower sends it."""
-        if key in self.text:
+        """Return the file's content with a node's key, as Flower sends it, in place of any that it had before."""
+        lines = list(_LINE.finditer(self.text))
+        if any(line["key"] == key for line in lines):
             return self.text
-        return f'{self.text[: self.position]}        "{key}" {number};\n{self.text[self.position :]}'
+        # The key of an interrupted call, which its owner has replaced since.
+        old = [line.span() for line in lines if int(line["number"]) == number and line["key"] not in self.keys]
+        start, end = old[-1] if old else (self.position, self.position)
+        return f'{self.text[:start]}        "{key}" {number};\n{self.text[end:]}'
 
 
-def add_node(folder: Path, number: int | None = None) -> Iterator[Path]:
+def add_node(folder: Path, number: int | None = None) -> tuple[Deployment, list[Path]]:
     """Add the next node to a deployment; if this is interrupted, the same call completes it.
 
     Args:
         folder: The deployment's folder.
         number: Number of the new node, so that a repeated call does not add another one; None for the next number.
 
-    Yields:
-        The files and folders that were written, the new node's folder first.
+    Returns:
+        The deployment with the new node, which has the largest number; and the files and folders that were written, the
+        node's folder first.
 
     Raises:
         ConfigError: If the folder is not a deployment's, `number` is not the next one, the deployment cannot have more
-            nodes, the new node's place is in use, or `nginx.conf` has no key of a node.
+            nodes, the new node's place is in use, or `nginx.conf` has no line with the key of a node.
         StateError: If the authority's certificate or a node's public key is missing or damaged.
     """
-    Deployment.read(folder)  # its error is better than the lock's
-    with wait_for_folder(folder):
-        present = Deployment.read(folder)
+    with Deployment.locked(folder) as present:
         new = present.num_nodes
         if number not in (None, new):
             raise ConfigError(_wrong_number(number, new))
@@ -75,16 +83,14 @@ def add_node(folder: Path, number: int | None = None) -> Iterator[Path]:
             everyone = peers_text({**peers, new: key}).encode()
             write_place(deployment, new, home)  # again: address and keys may have changed since an interrupted call
             write_atomically(home / PEERS_FILE, everyone)
-        yield home
+        files = [home, deployment.public_key(new)]
         write_atomically(deployment.public_key(new), public_line(key, f"node-{new}"))
-        yield deployment.public_key(new)
         if gate is not None:
             write_atomically(present.server / GATE, gate.with_key(header_value(key), new).encode(), mode=PRIVATE)
-            yield present.server / GATE
+            files.append(present.server / GATE)
         write_atomically(deployment.peers, everyone)
-        yield deployment.peers
         deployment.write()  # last: until here a repeated call completes all of it
-        yield deployment.folder / "deployment.toml"
+    return deployment, [*files, deployment.peers, deployment.folder / "deployment.toml"]
 
 
 def next_steps(deployment: Deployment) -> Iterator[str]:
@@ -144,6 +150,8 @@ def _write_home(deployment: Deployment, number: int) -> None:
     """Write the new node's folder under another name, and give it its name when it is complete."""
     home = deployment.node(number)
     unfinished = home.with_name(f".{home.name}")
+    if unfinished.is_symlink() or (unfinished.exists() and not unfinished.is_dir()):
+        raise ConfigError(f"{unfinished} is in use, and not by `hyperfl deploy add-node`; move it elsewhere and repeat")
     shutil.rmtree(unfinished, ignore_errors=True)  # of a call that was interrupted
     write_node(deployment, number, unfinished)
     unfinished.rename(home)
@@ -153,17 +161,17 @@ def _open_gate(deployment: Deployment) -> _Gate | None:
     """Return the gate with the place after the last node's key; None if the file was deleted, as nginx is not used.
 
     Raises:
-        ConfigError: If the file has the key of no node.
+        ConfigError: If the file has the key of no node on a line of its own.
     """
     file = deployment.server / GATE
     if not file.is_file():
         return None
     text = file.read_text()
-    keys = [sent_key(deployment, number) for number in range(deployment.num_nodes)]
-    ends = [text.find("\n", text.find(key)) + 1 for key in keys if key in text]
-    if not any(ends):
+    keys = frozenset(sent_key(deployment, number) for number in range(deployment.num_nodes))
+    ends = [line.end() for line in _LINE.finditer(text) if line["key"] in keys]
+    if not ends:
         raise ConfigError(
-            f"{file} has the key of no node, so it was changed by hand; add the line of a node to its map of "
-            f"$http_flwr_public_key again, or delete the file if nginx is not used, and repeat"
+            f"{file} has the key of no node on a line of its own, so it was changed by hand; add the line of a node to "
+            f"its map of $http_flwr_public_key again, or delete the file if nginx is not used, and repeat"
         )
-    return _Gate(text=text, position=max(ends))
+    return _Gate(text=text, keys=keys, position=max(ends))

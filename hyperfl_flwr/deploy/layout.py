@@ -25,14 +25,17 @@
 A node's folder works at any path.
 """
 
+import contextlib
 import ipaddress
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.folder_lock import wait_for_folder
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.protocol.hosting import MOST_NODES
 from hyperfl_flwr.protocol.secure_sums.peers import PEERS_FILE
@@ -95,6 +98,20 @@ class Deployment:
                 f"`hyperfl deploy init`"
             ) from None
         return cls(folder=folder.absolute(), host=host, port=port, num_nodes=nodes)
+
+    @classmethod
+    @contextlib.contextmanager
+    def locked(cls, folder: Path) -> Iterator[Self]:
+        """Read a deployment that no other command changes within this context; waits for a command that does.
+
+        On a file system without locks, such as NFS, the operator must see to it.
+
+        Raises:
+            ConfigError: As `read` does.
+        """
+        cls.read(folder)  # its error is better than the lock's
+        with wait_for_folder(folder, is_required=False):
+            yield cls.read(folder)  # again: the other command may have changed it
 
     def write(self) -> None:
         """Write `deployment.toml`."""

@@ -57,7 +57,9 @@ def plan(
     config = requested(changes)
     if config.num_nodes != "auto":
         if num_nodes not in (None, config.num_nodes):
-            raise ConfigError(f"give --num-nodes or num-nodes, not both: got {num_nodes} and {config.num_nodes}")
+            raise ConfigError(
+                f"--num-nodes and num-nodes must be the same; got {num_nodes} and {config.num_nodes}; leave one out"
+            )
         num_nodes = config.num_nodes
     if config.resume:
         num_nodes = _resumed_nodes(config, num_nodes)
@@ -205,6 +207,11 @@ def plan_deployed(num_nodes: int, changes: Mapping[str, Scalar]) -> Plan:
         raise ConfigError(
             f"num-nodes must be at most the number of the deployment's nodes, {num_nodes}; got {chosen}; `hyperfl "
             f"deploy add-node` adds one"
+        )
+    if config.min_nodes != "auto" and config.min_nodes > chosen:
+        raise ConfigError(
+            f"min-nodes must be at most the number of the run's nodes, {chosen} (num-nodes); got {config.min_nodes}; "
+            f"lower min-nodes, or set it to auto"
         )
     check_secure_sum(config)
     check_nodes(config, chosen, chosen)

@@ -79,7 +79,7 @@ class Federation:
         return next(host.partition for host in self.nodes if host.id == node)
 
     def label_counts(self) -> dict[str, dict[int, list[int]]]:
-        """Return the number of samples of each class [K] by split (`train`, `test`) and client.
+        """Return the number of samples of each class [K], or of all [1] with another task, by split and client.
 
         Empty if the nodes do not report label counts, as in a deployment.
         """
@@ -89,7 +89,8 @@ class Federation:
                 flat = list(node.properties.get(f"{split}-label-counts", ()))
                 # A record cannot hold a table: the node sends the rows of its clients one after another.
                 for row, client in enumerate(node.clients if flat else ()):
-                    row_counts = flat[row * self.num_classes : (row + 1) * self.num_classes]
+                    width = len(flat) // len(node.clients)
+                    row_counts = flat[row * width : (row + 1) * width]
                     counts.setdefault(split, {})[client] = row_counts
         return counts
 

@@ -13,7 +13,7 @@ from hyperfl_flwr.protocol.messages import HELLO, NUM_EXAMPLES
 from hyperfl_flwr.protocol.secure_sums.messages import greeting
 from hyperfl_flwr.server.exchange import match
 from hyperfl_flwr.server.fetching import LateReplyError, RefusedReplyError, ReplyLimits, SuperLinkError, fetch, repeated
-from hyperfl_flwr.server.handshake import Bystander, Node, Refusal, introduce, placed
+from hyperfl_flwr.server.handshake import Answer, Refusal, introduce, placed
 
 PAUSE_SECONDS = 0.5
 """Pause between two polls for replies, in seconds."""
@@ -77,7 +77,7 @@ class Greetings:
     """
 
     def __init__(self, grid: Grid, timeout: float, session: str = "", num_nodes: int | None = None) -> None:
-        self.answers: dict[int, Node | Refusal | Bystander] = {}
+        self.answers: dict[int, Answer] = {}
         self._grid, self._timeout, self._session, self._num_nodes = grid, timeout, session, num_nodes
         self._waiting: dict[int, _Greeted] = {}
         self._paired: set[int] = set()  # nodes that have not replied since they got two greetings at once

@@ -51,6 +51,7 @@ KINDS: Mapping[str, Callable[[Any], bool]] = {
     DATA_VERSION: lambda value: _is_text(value) and bool(re.fullmatch("[0-9a-f]{64}", value)),
     "augmentation": _is_text,
     "normalisation": _is_text,
+    "target-scale": _is_text,
     "train-label-counts": _are_counts,
     "test-label-counts": _are_counts,
     KEY: lambda value: _is_text(value) and bool(re.fullmatch("[0-9a-f]{64}", value)) and is_key(value),
@@ -126,14 +127,22 @@ class Bystander:
         return f"node {self.number} takes no part in this run"
 
 
-def placed(answer: Node | Refusal, num_nodes: int | None) -> Node | Refusal | Bystander:
+Answer = Node | Refusal | Bystander
+
+
+def number_of(answer: Answer) -> int | None:
+    """Return the number of the node that has sent an answer to a greeting; None if the answer does not have one."""
+    return answer.partition if isinstance(answer, Node) else answer.number
+
+
+def placed(answer: Node | Refusal, num_nodes: int | None) -> Answer:
     """Return the answer to a greeting, or the bystander that has sent it, whatever else it says.
 
     Args:
         answer: The answer.
         num_nodes: Number of nodes of the run; None if the nodes decide about it, so that none is a bystander.
     """
-    number = answer.partition if isinstance(answer, Node) else answer.number
+    number = number_of(answer)
     if num_nodes is None or number is None or number < num_nodes:
         return answer
     return Bystander(id=answer.id, number=number)

@@ -21,7 +21,7 @@ from hyperfl_flwr.server.exclusions import Exclusions
 from hyperfl_flwr.server.federation import Agreement, Federation, agree, handshake, listed
 from hyperfl_flwr.server.fetching import repeated
 from hyperfl_flwr.server.greetings import PAUSE_SECONDS, Greetings
-from hyperfl_flwr.server.handshake import Bystander, Node, Refusal
+from hyperfl_flwr.server.handshake import Bystander, Node, Refusal, number_of
 
 GREETING_SECONDS = 30.0
 """Longest wait before a round for a new node's reply, in seconds; a later one takes part from the next round on."""
@@ -77,7 +77,7 @@ class Roster:
         self._min_nodes, self._announce, self._round = min_nodes, announce, 0
         self.simulated = is_simulated(grid)
         self._agreement = Agreement(terms={})
-        self._has_begun, self._num_novel, self._cure = False, 0, ""
+        self._has_begun, self._cure = False, ""
         self._session, self._fewest = session, fewest
         self._greetings = Greetings(grid, timeout, session, num_nodes)
         self._numbers: dict[int, int] = {}
@@ -184,13 +184,9 @@ class Roster:
     def _update(self, reason: str = "") -> None:
         """Determine from the replies which nodes take part, and report changes."""
         answers = self._greetings.answers
-        answered = [
-            answer
-            for node, answer in answers.items()
-            if isinstance(answer, Node) and not self.exclusions.cover(node, self._round)
-        ]
-        nodes = [node for node in answered if not node.properties.get(NOVEL)]  # novel nodes only receive models
-        self._num_novel = len(answered) - len(nodes)
+        answered = [answer for answer in answers.values() if isinstance(answer, Node)]
+        nodes = [node for node in answered if not self.exclusions.cover(node.id, self._round)]
+        nodes = [node for node in nodes if not node.properties.get(NOVEL)]  # novel nodes only receive models
         here = {node.id for node in self.federation.nodes}
         changed = [node for node in nodes if self._numbers.get(node.id, node.partition) != node.partition]
         nodes = [node for node in nodes if node not in changed]
@@ -245,8 +241,14 @@ class Roster:
             self._announce(f"node {number} is missing (clients {listed(self.clients_of(number))})")
 
     def _all_have_replied(self) -> bool:
-        """Return True if all expected nodes have replied."""
-        return 0 < self.num_nodes <= len(self.federation.nodes) + len(self.refused) + self._num_novel
+        """Return True if all expected nodes have replied.
+
+        With a given number of nodes, an error without a node's number may come from a node that is not the run's.
+        """
+        answers = self._greetings.answers.values()
+        if self._given_nodes is None:
+            return 0 < self.num_nodes <= len(answers)
+        return set(map(number_of, answers)).issuperset(range(self._given_nodes))
 
     @property
     def min_nodes(self) -> int:

@@ -1,17 +1,20 @@
 """Study cells next to other runs and runs of earlier versions, and their failures and kills."""
 
+import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from experiments.runner import StudyManifest, differences, is_finished, open_study_folder, run_cells
+from experiments.runner import StudyManifest, differences, is_finished, open_study_folder, run_cells, task_of
 from experiments.study import Cell, load_study
+from experiments.worker import problem_of
 from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots, usable_cores
 from hyperfl_flwr.launch.processes import descendants, process_table
-from hyperfl_flwr.runs.run_directory import RunDirectory
+from hyperfl_flwr.runs.run_directory import RunDirectory, read_manifest
 
 QUICK = StudyManifest(study="table-1", quick=True, changes={})
 
@@ -128,3 +131,26 @@ def test_a_cell_that_fails_is_named_and_the_others_go_on(tmp_path):
         run_cells(study, [bad, good], folder, 1, on_finished, quick=True)
     assert told == [(bad.row, True), (good.row, False)]
     assert is_finished(good, folder)
+
+
+def problem(cell: Cell, folder: Path) -> str:
+    """Run a cell of a study of two nodes in this process, and return the problem."""
+    return problem_of(json.loads(task_of(cell, folder, 2)), lambda note: None)
+
+
+def test_the_settings_of_a_cell_may_have_a_number_of_nodes(tmp_path):
+    """As with `hyperfl sweep --set num-nodes=3`; it counts, and not that of the study."""
+    own = {"num-nodes": 3}
+    (cell,) = load_study("table-1").cells(quick=True, rows=["fedavg"], changes=own)
+    assert problem(cell, tmp_path) == ""
+    assert len(read_manifest(cell.folder(tmp_path))["nodes"]) == 3
+    (cell,) = load_study("table-1").cells(
+        quick=True, rows=["fedavg"], changes=own | {"secagg.enabled": True, "num-nodes": 1}
+    )
+    assert "--num-nodes must be 3 to" in problem(cell, tmp_path / "secure")
+
+
+def test_an_attack_after_training_may_have_a_number_of_nodes(tmp_path):
+    cell = load_study("audit-head-gradient").cells(quick=True, changes={"num-nodes": 3})[0]
+    assert cell.attack["attack.rounds-before"] == 1
+    assert problem(cell, tmp_path) == ""

@@ -198,6 +198,15 @@ def test_the_plan_names_the_number_of_nodes(tmp_path: Path) -> None:
         plan_deployed(3, output | {"num-nodes": 4})
 
 
+@pytest.mark.parametrize(("changes", "most"), [({"num-nodes": 2, "min-nodes": 3}, 2), ({"min-nodes": 5}, 3)])
+def test_a_run_that_could_only_wait_for_nodes_is_refused(changes: dict[str, Scalar], most: int, tmp_path: Path) -> None:
+    output: dict[str, Scalar] = {"output": str(tmp_path / "run")}
+    text = rf"min-nodes must be at most the number of the run's nodes, {most} \(num-nodes\); got {changes['min-nodes']}"
+    with pytest.raises(ConfigError, match=text):
+        plan_deployed(3, output | changes)
+    assert plan_deployed(3, output | changes | {"min-nodes": most}).settings["min-nodes"] == most
+
+
 def test_a_resumed_run_keeps_its_number_of_nodes(earlier: Path) -> None:
     changes: dict[str, Scalar] = {"resume": str(earlier), "num-rounds": 3}
     for more in ({}, {"num-nodes": 2}, {"num-nodes": "auto"}):
@@ -211,8 +220,9 @@ def test_a_resumed_run_keeps_its_number_of_nodes(earlier: Path) -> None:
 def test_in_a_simulation_it_is_the_number_of_simulated_nodes(tmp_path: Path) -> None:
     settings = small_settings(num_clients=4, num_nodes=2, output=str(tmp_path / "run"))
     assert plan(settings, None, IN_PROCESS).num_nodes == 2
-    with pytest.raises(ConfigError, match="give --num-nodes or num-nodes, not both: got 3 and 2"):
+    with pytest.raises(ConfigError, match="--num-nodes and num-nodes must be the same; got 3 and 2; leave one out"):
         plan(settings, 3, IN_PROCESS)
+    assert plan(settings, 2, IN_PROCESS).num_nodes == 2
     with pytest.raises(RunFailedError, match="num-nodes is 2, but the simulation has 1 nodes"):
         trained(settings)
     run(plain_grid(2, settings), RunConfig.from_flat(settings), plots=False)

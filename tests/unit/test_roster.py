@@ -154,6 +154,38 @@ def test_a_node_beyond_the_run_is_neither_waited_for_nor_counted(
         make_roster(grid, num_nodes=2).gather()
 
 
+@pytest.mark.parametrize("changes", [{}, {"min_nodes": 1}])
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("other", [fails(ErrorCode.CLIENT_APP_RAISED_EXCEPTION), says(introduction(0, 2, 6))])
+def test_nothing_but_its_own_answer_stands_for_a_node_of_the_run(
+    other: Answer, resumed: bool, changes: dict[str, int], make_roster: Callable[..., Roster]
+) -> None:
+    """The third node cannot load the app, so that its answer has no number, or has node 0's: node 1 is waited for."""
+    grid = ScriptedGrid({**nodes_of(2, 6), C: [other]}, arrivals=[A, C, B])
+    roster = make_roster(grid, num_nodes=2, timeout=10.0, **changes)
+    roster.gather(resumed=resumed)
+    assert (there(roster), roster.away) == ([0, 1], [])
+
+
+def test_a_node_of_the_run_whose_answer_has_no_number_counts_as_missing(make_roster: Callable[..., Roster]) -> None:
+    """Its owner has until node-timeout to correct it; then the run fails with its error, or begins without it."""
+    broken = fails(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "broken")
+    answers = {A: nodes_of(2, 6)[A], B: [broken]}
+    text = rf"(?s)all 2 nodes are required, missing: 1; .*the node with Flower's id {B} is refused: broken"
+    with pytest.raises(RunFailedError, match=text):
+        make_roster(ScriptedGrid(answers), num_nodes=2).gather()
+    for roster, resumed in (
+        (make_roster(ScriptedGrid(answers), num_nodes=2, min_nodes=1), False),
+        (make_roster(ScriptedGrid(answers), num_nodes=2), True),
+    ):
+        roster.gather(resumed=resumed)
+        assert there(roster) == [0]
+    corrected = ScriptedGrid({A: answers[A], B: [broken, nodes_of(2, 6)[B][0]]})
+    roster = make_roster(corrected, num_nodes=2, timeout=10.0)
+    roster.gather()
+    assert there(roster) == [0, 1]
+
+
 def test_a_node_of_another_number_of_nodes_than_the_run_is_refused(make_roster: Callable[..., Roster]) -> None:
     """Also if most nodes say so: the number is the run's."""
     answers = {**nodes_of(3, 6), A: nodes_of(2, 6)[A]}
