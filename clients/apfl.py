@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 
 from clients.engine.personal import PersonalClient
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.methods.apfl import APFLConfig
 from hyperfl_flwr.models.layers.batchnorm import preserve_running_statistics
 from hyperfl_flwr.models.layers.dropout import seed_dropout
+from hyperfl_flwr.models.losses import loss_of
 from hyperfl_flwr.models.vector import Vector
 from hyperfl_flwr.training.local_sgd import Objective, ParameterSet, Predict, batches
 
@@ -50,8 +50,8 @@ class APFLClient(PersonalClient):
         """Return the shared model's loss, which is reported, and the mixture's, which moves the private model only."""
 
         def losses(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-            shared = functional.cross_entropy(self.model(images), labels)
-            return shared, functional.cross_entropy(self._mixture(images), labels)
+            shared = loss_of(self.model(images), labels)
+            return shared, loss_of(self._mixture(images), labels)
 
         return losses
 
@@ -93,7 +93,7 @@ class APFLClient(PersonalClient):
         """Take one step of alpha on a batch."""
         mixed = {name: value.detach().requires_grad_() for name, value in self._mixed().items()}
         with preserve_running_statistics(self.personal):
-            loss = functional.cross_entropy(functional_call(self.personal, mixed, (images,)), labels)
+            loss = loss_of(functional_call(self.personal, mixed, (images,)), labels)
         gradients = torch.autograd.grad(loss, list(mixed.values()))
         pairs = zip(self.personal.parameters(), self.model.parameters(), gradients, strict=True)
         slope = sum(((v - w).detach() * gradient).sum().double() for v, w, gradient in pairs)

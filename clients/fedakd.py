@@ -19,7 +19,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.data.public_samples import mixture, public_samples
 from hyperfl_flwr.methods.fedakd import FedAKDConfig
-from hyperfl_flwr.metrics.classification import evaluate
+from hyperfl_flwr.metrics.evaluation import evaluate
 from hyperfl_flwr.models.initialisation import initial_model
 from hyperfl_flwr.models.vector import Vector
 from hyperfl_flwr.protocol.arrays import SharedArrays
@@ -103,4 +103,4 @@ class FedAKDClient(BaseClient):
         if not len(held):
             return 1.0
         self.model.eval()
-        return evaluate(self.model, data.train_images[held], data.train_labels[held]).accuracy
+        return evaluate(self.model, data.train_images[held], data.train_labels[held]).score

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from clients.fedavg import FedAvgClient
 from hyperfl_flwr.methods.moon import MoonConfig
+from hyperfl_flwr.models.losses import loss_of
 from hyperfl_flwr.node.private_state import INITIAL
 from hyperfl_flwr.training.local_sgd import Objective
 
@@ -61,7 +62,7 @@ class MoonClient(FedAvgClient):
             features = model.extractor(images)
             with torch.no_grad():
                 positive, negative = received.extractor(images), previous.extractor(images)
-            loss = functional.cross_entropy(model.classifier(features), labels)
+            loss = loss_of(model.classifier(features), labels)
             return loss, settings.mu * contrast(features, positive, negative, settings.temperature)
 
         return objective

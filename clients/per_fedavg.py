@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from torch.nn import functional
 
 from clients.engine.cohort_training import CohortTraining
 from clients.fedavg import FedAvgClient
@@ -22,6 +21,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.device import send
 from hyperfl_flwr.methods.per_fedavg import PerFedAvgConfig
 from hyperfl_flwr.models.layers.batchnorm import preserve_running_statistics
+from hyperfl_flwr.models.losses import loss_of
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.training.local_sgd import Objective, Predict
@@ -82,7 +82,7 @@ class PerFedAvgClient(FedAvgClient):
         shares = send(torch.from_numpy(weights / weights.sum()).to(data.train_images.dtype), data.train_labels.device)
         parts = (torch.split(each, size) for each in (data.train_images, data.train_labels, shares))
         for images, labels, share in zip(*parts, strict=True) if alpha and number else ():
-            loss = share @ functional.cross_entropy(adapted(images), labels, reduction="none")
+            loss = share @ loss_of(adapted(images), labels, reduction="none")
             for total, part in zip(gradient, torch.autograd.grad(loss, parameters), strict=True):
                 total += part
         with torch.no_grad():
@@ -108,4 +108,4 @@ class PerFedAvgClient(FedAvgClient):
 
 
 def _loss(model: Target, values: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> Tensor:
-    return functional.cross_entropy(functional_call(model, dict(values), (images,)), labels)
+    return loss_of(functional_call(model, dict(values), (images,)), labels)

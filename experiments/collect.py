@@ -13,6 +13,7 @@ from experiments.study import Study
 from experiments.study_axes import Expected, Line
 from experiments.units import unit_of
 from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.tasks import REGRESSION
 from hyperfl_flwr.runs.run_directory import has_secure_sums, read_manifest
 from hyperfl_flwr.runs.summary import NOT_KNOWN, OF_SINGLE_CLIENTS
 
@@ -23,6 +24,10 @@ NOT_REACHED = "not reached"
 
 ROUNDS_TO_TARGET = ("rounds_to_target", "rounds_to_target_aggregate")
 """Numbers of summary.json that are None in a run that has not reached its `target-accuracy`."""
+
+
+ERRORS = ("test_rmse", "test_mae", "validation_mse")
+"""Starts of the names of numbers of summary.json of which the lowest is the best."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +149,7 @@ def _entries(
     for row, column in itertools.product(study.rows, study.columns):
         metric, pair = study.metric_of(row, column), (row.name, column.name)
         of_runs = summaries.get((row.run, column.run), ())
-        if metric in OF_SINGLE_CLIENTS and (row.run, column.run) in secure:
+        if metric.replace(REGRESSION.score, "accuracy") in OF_SINGLE_CLIENTS and (row.run, column.run) in secure:
             unknown[pair] = NOT_KNOWN
             of_runs = [summary for summary in of_runs if summary[metric] is not None]
         late = sum(metric in ROUNDS_TO_TARGET and summary[metric] is None for summary in of_runs)
@@ -176,14 +181,15 @@ def _entries(
 
 
 def _best(study: Study, values: Mapping[tuple[str, str], Sequence[float]]) -> set[tuple[str, str]]:
-    """Return the pair with the highest mean, for each column and each row that a grid has expanded."""
+    """Return the pair with the highest mean (the lowest of `ERRORS`), for each column and each expanded row."""
     means = {pair: statistics.fmean(numbers) for pair, numbers in values.items()}
     best = set()
     for column in study.columns:
         for family in {row.family for row in study.rows if row.family != row.name}:
-            pairs = [(row.name, column.name) for row in study.rows if row.family == family]
-            if done := [pair for pair in pairs if pair in means]:
-                best.add(max(done, key=lambda pair: means[pair]))
+            rows = [row for row in study.rows if row.family == family]
+            is_error = any(study.metric_of(row, column).startswith(ERRORS) for row in rows)
+            if done := [pair for row in rows if (pair := (row.name, column.name)) in means]:
+                best.add((min if is_error else max)(done, key=lambda pair: means[pair]))
     return best
 
 

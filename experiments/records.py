@@ -32,9 +32,9 @@ from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.core.tasks import TASKS
 from hyperfl_flwr.core.user_code import ENTRIES
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
-from hyperfl_flwr.runs.summary import SCORES
 
 Json = dict[str, Any]
 
@@ -45,7 +45,12 @@ KEPT_NUMBERS = frozenset(
     {
         "kind", "round", "clients", "seconds", "train_loss", "personalized_accuracy", "personalized_loss",
         "aggregate_accuracy", "aggregate_loss", "personalized_global_accuracy", "aggregate_global_accuracy",
-        *(f"{kind}_{score}" for kind in ("personalized", "aggregate") for score in SCORES),
+        *(
+            f"{kind}_{score}"
+            for kind in ("personalized", "aggregate")
+            for task in TASKS.values()
+            for score in (task.score, f"global_{task.score}", *task.all_scores)
+        ),
     }
 )  # fmt: skip
 """Numbers of metrics.jsonl that a record keeps, besides those of the study's figures."""

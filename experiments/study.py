@@ -39,6 +39,7 @@ from hyperfl_flwr.config.table import with_defaults
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.similar_names import nearest
+from hyperfl_flwr.core.tasks import task_of
 from hyperfl_flwr.core.toml_files import flatten
 from hyperfl_flwr.models.provenance import find_sources
 
@@ -248,7 +249,8 @@ def parse_study(text: str, file: Path) -> Study:
             raise ConfigError(f"{key} in {file} must be a table of settings; got {document[key]!r}")
     if not document.get("rows"):
         raise ConfigError(f'{file} has no rows; give at least one, such as [rows.fedavg] with method = "fedavg"')
-    metric, quick = document.get("metric", "test_accuracy"), dict(document.get("quick", {}))
+    task = task_of(flatten(document.get("settings", {})))
+    metric, quick = document.get("metric", task.key("test_accuracy")), dict(document.get("quick", {}))
     study = Study(
         name=file.stem,
         title=document.get("title", file.stem),
@@ -265,14 +267,12 @@ def parse_study(text: str, file: Path) -> Study:
         expected={},
         reference=document.get("beside", "the paper's number"),
         standard_error=document.get("standard-error", ""),
-        figures=document.get("figures", ("personalized_accuracy",)),
+        figures=document.get("figures", (f"personalized_{task.score}",)),
     )
     for line in (*study.rows, *study.columns):
         if "/" in line.name or line.name.startswith("."):
-            raise ConfigError(
-                f"{line.name!r} in {file} cannot be the name of a folder; give the line a name without a slash, and "
-                "its title as `label`"
-            )
+            given = f"{line.name!r} in {file}"
+            raise ConfigError(f"{given} cannot be the name of a folder; give it a name without a slash, and a label")
     if "paper" not in document:
         return study
     rows, columns = ({line.name: line for line in lines} for lines in (study.rows, study.columns))

@@ -8,6 +8,7 @@ from experiments.study import Study, parse_study
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.core.tasks import task_of
 from hyperfl_flwr.core.toml_files import toml_value
 from hyperfl_flwr.launch.console import parse_value
 
@@ -72,12 +73,13 @@ def sweep_text(
     for method in methods:
         row, label = toml_value(method.replace(":", ".")), toml_value(method)  # folders have the row's name
         lines += ["", f"[rows.{row}]", *([f"label = {label}"] if row != label else []), f"method = {label}"]
+    task = task_of(settings)
     for number, (title, dataset) in enumerate(datasets.items()):
         # A path cannot be the name of a folder.
         name = f"data-{number}" if "/" in dataset or ":" in dataset else dataset
         for column, metric, label in (
-            (name, "test_accuracy", "personalized"),
-            (f"{name}-aggregate", "test_accuracy_aggregate", "aggregate"),
+            (name, task.key("test_accuracy"), "personalized"),
+            (f"{name}-aggregate", task.key("test_accuracy_aggregate"), "aggregate"),
         ):
             own = f"dataset = {toml_value(dataset)}" if column == name else f"run = {toml_value(name)}"
             lines += ["", f"[columns.{toml_value(column)}]", f"label = {toml_value(f'{title}, {label}')}"]

@@ -137,7 +137,8 @@ class BaseClient(LocalEvaluation, ReportedMetrics, LocalTraining, ProtectedUploa
         Returns:
             The arrays of `reply`, with `privacy.unit = client` protected here, the number of training samples, and the
             client's metrics. Among them are `aggregate-accuracy` (received parameters with the client's private ones)
-            and `personalized-accuracy` (after local training), both on the client's test data.
+            and `personalized-accuracy` (after local training), both on the client's test data; with another task its
+            main score.
 
         Raises:
             ValueError: If the arrays do not fit the client's model.
@@ -197,14 +198,14 @@ class BaseClient(LocalEvaluation, ReportedMetrics, LocalTraining, ProtectedUploa
         if context.config.keep == "best":
             self.keep_best(scores, metrics)
         if self.round == context.config.num_rounds:
-            metrics |= self.global_accuracy("personalized", self.predictor)
+            metrics |= self.global_score("personalized", self.predictor)
         # The version before must stay: the server may not count this round's reply, or resume from a checkpoint.
         self._store(self.round, {self.version, begun.kept_version})
         if context.keeps_model and self.is_network:
             if best := self.best:
-                keep_model(context, best.tensors, best.round, best.test_accuracy)
+                keep_model(context, best.tensors, best.round, best.test_score)
             else:
-                keep_model(context, self.target_state(), self.round, scores.accuracy)
+                keep_model(context, self.target_state(), self.round, scores.score)
         uploaded, arrays = self.uploaded_groups(), self.uploaded_arrays()
         if context.config.privacy.clip_norm:  # the norm is that of the numbers that are sent
             arrays = [formed(array) for array in arrays]
@@ -219,7 +220,7 @@ class BaseClient(LocalEvaluation, ReportedMetrics, LocalTraining, ProtectedUploa
         """Evaluate the received parameters with the private ones on the client's test data; see `fit` and `receive`."""
         self.receive(self._named(parameters), config["version"])
         scores, metrics = self.scored("aggregate", self.context.round)
-        metrics |= self.global_accuracy("aggregate", self.received_predictor)
+        metrics |= self.global_score("aggregate", self.received_predictor)
         if self.context.config.keep == "best":
             metrics |= self.scored_best()
         return scores.mean_loss, scores.total, metrics

@@ -13,10 +13,10 @@ from hyperfl_flwr.data.digests import Digests
 from hyperfl_flwr.data.federated_data import ClientData, FederatedData
 from hyperfl_flwr.data.registry import class_names
 from hyperfl_flwr.data.sample_format import parse_window, title_of
-from hyperfl_flwr.metrics.classification import Scores
+from hyperfl_flwr.metrics.scores import Scores
 from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.models.provenance import body_hash
-from hyperfl_flwr.node.evaluations import Evaluation, Evaluations
+from hyperfl_flwr.node.evaluations import Evaluation, Evaluations, other_scores
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.node.saved_models import KeptModel
 from hyperfl_flwr.privacy.budget import PrivacyBudget
@@ -38,7 +38,9 @@ class ClientContext:
         mean: Mean of each channel, which the images are normalised with.
         std: Standard deviation of each channel, which the images are normalised with.
         round: The round of the message; 0 outside a round.
-        classes: Names of the classes.
+        classes: Names of the classes, labels or targets.
+        target_mean: Mean of each target of a regression, of which the labels are the standardised values; else empty.
+        target_std: Standard deviation of each of these targets; else empty.
         keeps_model: Whether the client's model is kept on the node's disk after each local training.
         trained_on: Function that returns the digests of the client's training samples, which are kept with the model.
         keeps_evaluations: Whether the results of evaluations are kept on the node's disk, with those of single classes.
@@ -57,6 +59,8 @@ class ClientContext:
     std: Sequence[float] = ()
     round: int = 0
     classes: tuple[str, ...] = ()
+    target_mean: tuple[float, ...] = ()
+    target_std: tuple[float, ...] = ()
     keeps_model: bool = False
     trained_on: Callable[[], Digests] = lambda: np.zeros(0, np.uint64)
     keeps_evaluations: bool = False
@@ -85,6 +89,8 @@ def client_setting(
         std=data.dataset.std,
         own_statistics=data.dataset.own_statistics,
         classes=data.dataset.classes or class_names(config.dataset, data.dataset.num_classes),
+        target_mean=data.dataset.target_mean,
+        target_std=data.dataset.target_std,
     )
 
 
@@ -122,30 +128,28 @@ def keep_evaluation(context: ClientContext, kind: str, after_round: int, scores:
         method=context.config.method,
         dataset=title_of(context.config.dataset),
         classes=context.classes,
+        task=context.config.task,
     )
     entry = Evaluation(
         round=after_round,
         kind=kind,
         samples=scores.total,
         loss=scores.mean_loss,
-        accuracy=scores.accuracy,
-        interval=scores.accuracy_interval,
-        balanced_accuracy=scores.balanced_accuracy,
-        macro_f1=scores.macro_f1,
-        auc=scores.auc,
-        majority_share=scores.majority_share,
+        score=scores.score,
+        interval=scores.interval,
+        scores={name: scores.value(name) for name in other_scores(scores.task)},
     )
-    kept.added(entry, scores.confusion.tolist()).write(folder)
+    kept.added(entry, scores.details(context.target_std)).write(folder)
 
 
-def keep_model(context: ClientContext, tensors: Mapping[str, Tensor], server_round: int, accuracy: float) -> None:
+def keep_model(context: ClientContext, tensors: Mapping[str, Tensor], server_round: int, score: float) -> None:
     """Save a client's model next to its private state, for the node's owner.
 
     Args:
         context: The client's context.
         tensors: Values of the target network by name.
         server_round: The round of the local training.
-        accuracy: Accuracy on the client's test data, in [0, 1]; NaN without test data.
+        score: Main score of the task on the client's test data; NaN without test data.
     """
     kept = KeptModel(
         client=context.client,
@@ -153,7 +157,7 @@ def keep_model(context: ClientContext, tensors: Mapping[str, Tensor], server_rou
         round=server_round,
         method=context.config.method,
         dataset=title_of(context.config.dataset),
-        accuracy=accuracy,
+        score=score,
         test_examples=len(context.data.test_labels),
         recipe=TargetRecipe(
             target=context.config.target,
@@ -163,6 +167,9 @@ def keep_model(context: ClientContext, tensors: Mapping[str, Tensor], server_rou
             classes=context.classes,
             body=body_hash(context.config.target, context.config.lpm.weights),
             window=parse_window(context.config.data.window) or (),
+            task=context.config.task,
+            target_mean=context.target_mean,
+            target_std=context.target_std,
         ),
         tensors={name: value.detach().cpu().numpy() for name, value in tensors.items()},
         trained_on=context.trained_on(),

@@ -10,7 +10,8 @@ import torch
 from clients.engine.base import BaseClient
 from clients.engine.context import spend_unbounded
 from hyperfl_flwr.core.errors import StateError
-from hyperfl_flwr.metrics.classification import evaluate
+from hyperfl_flwr.metrics.classification import ClassScores
+from hyperfl_flwr.metrics.evaluation import evaluate
 from hyperfl_flwr.node.saved_models import FILE, KeptModel
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import group_of
@@ -83,7 +84,9 @@ def score_models(member: BaseClient, received: SharedArrays, question: QuerySpec
             for name, value in named.items()
         }
         target.load_state_dict(values, assign=True)
-        correct.append(evaluate(target.eval(), data.test_images, data.test_labels).correct)
+        scores = evaluate(target.eval(), data.test_images, data.test_labels)
+        assert isinstance(scores, ClassScores)  # the setting is refused for other tasks
+        correct.append(scores.correct)
     return {CORRECT: np.array(correct, np.int64)}, len(data.test_labels)
 
 

@@ -4,15 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from flwr.app import ConfigScalar as Scalar
-from torch import nn
+from torch import Tensor, nn
 
 from clients.engine.best_model import BestModel
 from clients.engine.client_model import ClientModel
 from clients.engine.context import keep_evaluation
 from clients.engine.parameter_groups import ParameterGroups
-from clients.engine.reported_metrics import Kind, score_metrics, validation_name
+from clients.engine.reported_metrics import Kind, global_name, score_metrics, validation_name
 from hyperfl_flwr.core.device import send
-from hyperfl_flwr.metrics.classification import Scores, evaluate
+from hyperfl_flwr.metrics.evaluation import BATCH, evaluate
+from hyperfl_flwr.metrics.scores import Scores
 from hyperfl_flwr.training.local_sgd import Predict
 
 CHUNK = 2000
@@ -55,8 +56,8 @@ class LocalEvaluation(ParameterGroups, ClientModel):
         """Compare the model after local training with the best one so far, and keep the better one."""
         new = BestModel(
             round=self.round,
-            validation_accuracy=float(metrics[validation_name("personalized")]),
-            test_accuracy=scores.accuracy,
+            merit=scores.task.merit(float(metrics[validation_name("personalized", scores.task)])),
+            test_score=scores.score,
             tensors=self.target_state(),
         )
         self.best = new if self.best is None else self.best.or_better(new)
@@ -78,15 +79,20 @@ class LocalEvaluation(ParameterGroups, ClientModel):
         scores = evaluate(predict, data.test_images, data.test_labels)
         metrics = score_metrics(kind, scores)
         if data.validation is not None:
-            metrics[validation_name(kind)] = evaluate(predict, *data.validation).accuracy
+            name, deciding = validation_name(kind, scores.task), scores.task.deciding
+            metrics[name] = evaluate(predict, *data.validation).value(deciding)
         return scores, metrics
 
-    def global_accuracy(self, kind: str, predictor: Callable[[], Predict]) -> dict[str, Scalar]:
-        """Return the accuracy on all test data of the data set; empty without `data.global-test`."""
+    def global_score(self, kind: Kind, predictor: Callable[[], Predict]) -> dict[str, Scalar]:
+        """Return the main score on all test data of the data set; empty without `data.global-test`."""
         if self.context.global_test is None:
             return {}
         images, labels = self.context.global_test
         predict, device = predictor(), self.context.device
-        parts = zip(torch.split(images, CHUNK), torch.split(labels, CHUNK), strict=True)
-        correct = sum(evaluate(predict, send(some, device), send(truth, device)).correct for some, truth in parts)
-        return {f"{kind}-global-accuracy": correct / len(labels)}
+
+        def here(chunk: Tensor) -> Tensor:
+            # In chunks, since the test data of all clients may not fit on the device, and each copy waits for it.
+            return torch.cat([predict(batch) for batch in torch.split(send(chunk, device), BATCH)]).cpu()
+
+        scores = evaluate(here, images, labels, batch_size=CHUNK)
+        return {global_name(kind, scores.task): scores.score}

@@ -5,7 +5,8 @@ from typing import Literal
 from flwr.app import ConfigScalar as Scalar
 
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.metrics.classification import Scores
+from hyperfl_flwr.core.tasks import TASKS, Task
+from hyperfl_flwr.metrics.scores import Scores
 from hyperfl_flwr.protocol.secure_sums.header import Phase
 
 Kind = Literal["aggregate", "personalized", "kept"]
@@ -27,21 +28,21 @@ class ReportedMetrics:
             phase: `train` for the metrics of `BaseClient.fit`, `evaluate` for those of `BaseClient.evaluate`.
             server_round: The federated round, from 1.
         """
-        everywhere, selects = config.data.global_test, config.selects_rounds
-        aggregate = (*score_names("aggregate"), *((validation_name("aggregate"),) if selects else ()))
+        everywhere, selects, task = config.data.global_test, config.selects_rounds, TASKS[config.task]
+        aggregate = (*score_names("aggregate", task), *((validation_name("aggregate", task),) if selects else ()))
         if phase == "evaluate":
             return (
                 *aggregate,
-                *(("aggregate-global-accuracy",) if everywhere else ()),
-                *((*score_names("kept"), validation_name("kept")) if config.keep == "best" else ()),
+                *((global_name("aggregate", task),) if everywhere else ()),
+                *((*score_names("kept", task), validation_name("kept", task)) if config.keep == "best" else ()),
             )
         last = everywhere and server_round == config.num_rounds
         return (
             *aggregate,
             *cls.training_metrics(config),
-            *score_names("personalized"),
-            *((validation_name("personalized"),) if selects else ()),
-            *(("personalized-global-accuracy",) if last else ()),
+            *score_names("personalized", task),
+            *((validation_name("personalized", task),) if selects else ()),
+            *((global_name("personalized", task),) if last else ()),
         )
 
     @classmethod
@@ -50,14 +51,19 @@ class ReportedMetrics:
         return ("train-loss",)
 
 
-def score_names(kind: Kind) -> tuple[str, ...]:
+def score_names(kind: Kind, task: Task) -> tuple[str, ...]:
     """Return the names of the numbers that every evaluation of a kind of model has."""
-    return f"{kind}-accuracy", f"{kind}-loss", f"{kind}-balanced-accuracy", f"{kind}-macro-f1"
+    return tuple(_name(f"{kind}-{each}") for each in (task.score, "loss", *task.scores))
 
 
-def validation_name(kind: Kind) -> str:
-    """Return the name of the accuracy of a kind of model on validation data that decide about rounds."""
-    return f"{kind}-validation-accuracy"
+def validation_name(kind: Kind, task: Task) -> str:
+    """Return the name of the number of a kind of model on validation data by which rounds are decided about."""
+    return f"{kind}-validation-{task.deciding}"
+
+
+def global_name(kind: Kind, task: Task) -> str:
+    """Return the name of the main score of a kind of model on all test data of the data set."""
+    return f"{kind}-global-{task.score}"
 
 
 def score_metrics(kind: Kind, scores: Scores) -> dict[str, Scalar]:
@@ -67,10 +73,16 @@ def score_metrics(kind: Kind, scores: Scores) -> dict[str, Scalar]:
         kind: Kind of model.
         scores: Its predictions for the client's test data.
     """
-    values = (scores.accuracy, scores.mean_loss, scores.balanced_accuracy, scores.macro_f1)
+    task = scores.task
+    values = (scores.score, scores.mean_loss, *map(scores.value, task.scores))
     return {
-        **dict(zip(score_names(kind), values, strict=True)),
-        f"{kind}-auc": scores.auc,
-        "majority-share": scores.majority_share,
+        **dict(zip(score_names(kind, task), values, strict=True)),
+        **{_name(f"{kind}-{each}"): scores.value(each) for each in task.partial_scores},
+        **({"majority-share": scores.value("majority_share")} if task.has_shares else {}),
         "test-examples": float(scores.total),
     }
+
+
+def _name(record_name: str) -> str:
+    """Return the name in messages of a number of the records."""
+    return record_name.replace("_", "-")

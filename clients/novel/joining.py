@@ -7,7 +7,7 @@ trained model. Its accuracies stay on the node.
 
 ::
 
-    joining.json        accuracy of the first model; deleted after the last step
+    joining.json        score of the first model; deleted after the last step
     privacy.jsonl       what the uploads spend, in a simulation; a node keeps it in its state folder
     model.safetensors   the model; model.json describes it, use_model.py uses it
 """
@@ -30,6 +30,7 @@ from hyperfl_flwr.core.arithmetic import set_arithmetic
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.core.tasks import TASKS
 from hyperfl_flwr.data.grouped_split import AUTO
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.models.model_spec import TargetRecipe
@@ -57,7 +58,7 @@ from hyperfl_flwr.protocol.messages import (
 from hyperfl_flwr.protocol.queries import JOIN, JOINS, NOVEL, RECIPE, JoiningStep
 
 BEGUN = "joining.json"
-"""Name of the file with the accuracy of the first model, in the output folder."""
+"""Name of the file with the score of the first model, in the output folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +138,9 @@ class JoiningNode:
         if key := not_finite(named):
             raise diverged(key)
         self.output.mkdir(mode=0o700, parents=True, exist_ok=True)
-        begun = self.output / BEGUN
+        begun, score = self.output / BEGUN, TASKS[recipe.task].score
         if step.number == 1:
-            facts = {"accuracy_before": metrics["aggregate-accuracy"]}
+            facts = {f"{score}_before": metrics[f"aggregate-{score}"]}
             write_atomically(begun, json.dumps(facts).encode(), mode=0o600)
         if not step.is_last:
             return named, num_examples
@@ -148,8 +149,8 @@ class JoiningNode:
             "method": member.context.config.method,
             "dataset": title_of(self.data),
             **json.loads(begun.read_text()),
-            "accuracy_generated": metrics["aggregate-accuracy"],
-            "accuracy": metrics["personalized-accuracy"],
+            f"{score}_generated": metrics[f"aggregate-{score}"],
+            score: metrics[f"personalized-{score}"],
             "train_examples": num_examples,
             "test_examples": int(metrics["test-examples"]),
             "rounds": step.number - 1,
@@ -177,6 +178,8 @@ class JoiningNode:
                 std=recipe.std,
                 round=step.number,
                 classes=recipe.classes,
+                target_mean=recipe.target_mean,
+                target_std=recipe.target_std,
                 budget=None if step.is_last else budget_of_node(self.node, JOIN),  # nothing is sent after the last step
             )
         )

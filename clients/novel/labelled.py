@@ -1,11 +1,11 @@
 """Read the labelled samples of a client that joins a finished run."""
 
 import numpy as np
-import torch
 
 from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.core.tasks import TASKS
 from hyperfl_flwr.data.dataset import Dataset
-from hyperfl_flwr.data.federated_data import ClientData, normalised
+from hyperfl_flwr.data.federated_data import ClientData, labels_tensor, normalised
 from hyperfl_flwr.data.grouped_split import AUTO
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.data.sample_format import SampleFormat, window_of
@@ -23,6 +23,8 @@ def labelled_dataset(name: str, recipe: TargetRecipe, grouping: str = AUTO) -> D
         window=window_of(recipe.window),
         grouping=grouping,
         has_owner=True,
+        task=TASKS[recipe.task],
+        target_scale=(recipe.target_mean, recipe.target_std) if recipe.target_std else None,
     )
     dataset = load_dataset(name, None, sample_format)
     if dataset.input_shape != shape:
@@ -47,12 +49,12 @@ def labelled_data(name: str, recipe: TargetRecipe, grouping: str = AUTO, weighti
     """
     dataset = labelled_dataset(name, recipe, grouping)
     weighting.check(dataset.train, dataset.num_classes)
-    everything = np.arange(len(dataset.train))
+    everything, tested = np.arange(len(dataset.train)), np.arange(len(dataset.test))
     train = normalised(dataset.train.scaled(everything), dataset.mean, dataset.std)
-    test = normalised(dataset.test.scaled(np.arange(len(dataset.test))), dataset.mean, dataset.std)
+    test = normalised(dataset.test.scaled(tested), dataset.mean, dataset.std)
     return ClientData(
-        train_images=train, train_labels=torch.tensor(dataset.train.labels),
-        test_images=test, test_labels=torch.tensor(dataset.test.labels),
+        train_images=train, train_labels=labels_tensor(dataset.train, everything, dataset),
+        test_images=test, test_labels=labels_tensor(dataset.test, tested, dataset),
         augmentation=None, num_classes=dataset.num_classes,
         train_weights=weighting.of_client(dataset.train, everything, dataset.num_classes),
     )  # fmt: skip

@@ -124,7 +124,7 @@ class Run:
             data_root: Folder of the run's data set, if it has changed.
 
         Returns:
-            The parameters by name as CPU tensors, the specification of the model, and its recorded accuracy.
+            The parameters by name as CPU tensors, the specification of the model, and its recorded score.
 
         Raises:
             ConfigError: If `state` is unknown.

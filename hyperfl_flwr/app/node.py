@@ -281,6 +281,8 @@ def data_properties(data: FederatedData, clients: Sequence[int], *, simulated: b
         properties["data-reuse"] = json.dumps(data.reuse)
         properties["augmentation"] = "crops and flips" if dataset.augment else "none"
         properties["normalisation"] = normalisation_text(dataset.mean, dataset.std)
+        if dataset.target_std:
+            properties["target-scale"] = normalisation_text(dataset.target_mean, dataset.target_std, "targets")
         if is_local_data(dataset.name):
             properties[DATA_VERSION] = sample_digest(dataset)
     return properties

@@ -82,7 +82,11 @@ def _data(config: RunConfig, federation: Federation) -> dict[str, Any]:
         "data.classes": ",".join(names or class_names(config.dataset, federation.num_classes)),
         "data.input-shape": "x".join(map(str, federation.input_shape)),
     }
-    simulation_settings = {"data.augmentation": "augmentation", "data.normalisation": "normalisation"}
+    simulation_settings = {
+        "data.augmentation": "augmentation",
+        "data.normalisation": "normalisation",
+        "data.target-scale": "target-scale",
+    }
     return found | {key: reports[0].get(name, "") for key, name in simulation_settings.items()}
 
 

@@ -11,6 +11,7 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.tasks import REGRESSION
 from hyperfl_flwr.data.registry import DATASETS, class_names, load_dataset
 from hyperfl_flwr.data.sample_format import HALF
 from hyperfl_flwr.models.model_spec import TargetRecipe
@@ -132,15 +133,22 @@ def _recipe_of_nodes(run: Path, config: RunConfig, data: RunData) -> TargetRecip
         )
     mean, std = (part * (shape[0] // len(part)) for part in normalisation)  # one value may stand for all channels
     classes = sample_format.classes or data.classes or class_names("", data.num_classes or 0)
+    scale: tuple[tuple[float, ...], ...] = ((), ())
+    if config.task == REGRESSION.name:
+        if sample_format.target_scale is None:
+            raise RunDirectoryError(f"{run} has no data.target-scale, without which its models cannot be used")
+        scale = tuple(part * (len(classes) // len(part)) for part in sample_format.target_scale)
     return TargetRecipe(
-        target=config.target, input_shape=shape, mean=mean, std=std, classes=classes, window=sample_format.window or ()
-    )
+        target=config.target, input_shape=shape, mean=mean, std=std, classes=classes, window=sample_format.window or (),
+        task=config.task, target_mean=scale[0], target_std=scale[1],
+    )  # fmt: skip
 
 
 def _recipe(config: RunConfig) -> TargetRecipe:
     """Return the recipe of a run on the data set of its settings; the data set is loaded only if necessary."""
     info, sample_format = DATASETS.get(config.dataset), config.data_settings().sample_format
     shape: tuple[int, ...]
+    scale: tuple[tuple[float, ...], ...] = ((), ())
     if info and info.input_shape and info.num_classes and info.normalisation and not sample_format.normalisation:
         shape = info.input_shape
         mean, std = info.normalisation
@@ -149,9 +157,11 @@ def _recipe(config: RunConfig) -> TargetRecipe:
         dataset = load_dataset(config.dataset, Path(config.data_root) if config.data_root else None, sample_format)
         shape, mean, std = dataset.input_shape, dataset.mean, dataset.std
         classes = dataset.classes or class_names(config.dataset, dataset.num_classes)
+        scale = dataset.target_mean, dataset.target_std
     return TargetRecipe(
-        target=config.target, input_shape=shape, mean=mean, std=std, classes=classes, window=sample_format.window or ()
-    )
+        target=config.target, input_shape=shape, mean=mean, std=std, classes=classes, window=sample_format.window or (),
+        task=config.task, target_mean=scale[0], target_std=scale[1],
+    )  # fmt: skip
 
 
 def _no_federation(recipe: TargetRecipe) -> Federation:

@@ -30,7 +30,7 @@ from hyperfl_flwr.runs.observation import (
     mean_observation,
     observation_path,
 )
-from hyperfl_flwr.runs.run_data import require_dataset
+from hyperfl_flwr.runs.run_data import require_classes, require_dataset
 from hyperfl_flwr.runs.run_directory import read_manifest, settings_of
 from hyperfl_flwr.runs.run_sources import method_of
 from hyperfl_flwr.server.exchange import exchange
@@ -264,6 +264,7 @@ def recorded_round(
     config = RunConfig.from_flat(settings_of(run) | dict(changes))
     observed = _opening(run) if config.secagg.enabled else _observations(run)
     require_dataset(run)
+    require_classes(run)
     config = resolved(config)
     use_weights(config.lpm.weights)
     opened = isinstance(observed, OpeningFiles)

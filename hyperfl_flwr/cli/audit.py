@@ -15,6 +15,7 @@ from rich.table import Table
 
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.tasks import CLASSIFICATION
 from hyperfl_flwr.launch.console import err, out, parse_setting
 
 if TYPE_CHECKING:
@@ -144,13 +145,14 @@ def _fresh_target(
     from hyperfl_flwr.audit.audit import local_epochs_setting, make_target
     from hyperfl_flwr.config.table import with_defaults
     from hyperfl_flwr.models.provenance import find_sources
-    from hyperfl_flwr.runs.run_data import require_dataset
+    from hyperfl_flwr.runs.run_data import require_classes, require_dataset
     from hyperfl_flwr.runs.run_directory import settings_of
     from hyperfl_flwr.runs.run_sources import find_sources_of
 
     if checkpoint is not None:
         _refuse_combination("--checkpoint", named)
         require_dataset(checkpoint)
+        require_classes(checkpoint)
         settings = settings_of(checkpoint)
         find_sources_of(checkpoint)
     else:
@@ -158,6 +160,8 @@ def _fresh_target(
         find_sources({**given, **changes})
         settings = with_defaults({**given, **changes})
     merged = {**settings, **local, **changes}
+    if merged.get("task", CLASSIFICATION.name) != CLASSIFICATION.name:
+        raise ConfigError(f"task must be classification, which the attacks are for; got {merged['task']!r}")
     # The derived epochs must not override --set.
     merged = {**merged, **local_epochs_setting(merged, options), **changes}
     return make_target(merged, options, checkpoint and checkpoint.absolute())

@@ -41,11 +41,11 @@ def compare(
 
 
 def _print(found: Comparison) -> None:
-    from hyperfl_flwr.results.comparison_page import ROW_HEADERS, rows_of, settings_rows
+    from hyperfl_flwr.results.comparison_page import row_headers, rows_of, settings_rows
 
     if found.answers:
         out.print("\n".join(["Did federation help?", *(f"  {answer}" for answer in found.answers)]), markup=False)
-    table = Table(*ROW_HEADERS)
+    table = Table(*row_headers(found.task))
     for row in rows_of(found):
         table.add_row(*row)
     out.print(table, markup=False)

@@ -141,8 +141,9 @@ def run_join(
     done = join(shared_of(where, changes), name, output.absolute(), rounds or 3, place, grouping=grouping)
     for note in done.notes:
         err.print(f"note: {note}", markup=False)
+    task = done.task
     out.print(
-        f"accuracy {100 * done.accuracy_before:.2f} % before and {100 * done.accuracy_after:.2f} % after "
+        f"{task.score_title} {task.text(done.score_before)} before and {task.text(done.score_after)} after "
         f"{done.seconds:.1f} s of training on {done.train_examples} samples, of {done.test_examples} test samples",
         markup=False,
     )
@@ -166,11 +167,12 @@ def _join_nodes(folder: Path, run: Path, rounds: int, model: str, rate: float) -
 
 
 def _print_joined(done: JoinedByServer) -> None:
+    task = done.task
     for note in done.notes:
         err.print(f"note: {note}", markup=False)
     out.print(
-        f"accuracy {100 * done.accuracy_before:.2f} % of the model of the first embedding, "
-        f"{100 * done.accuracy_generated:.2f} % of the trained one and {100 * done.accuracy:.2f} % after local "
+        f"{task.score_title} {task.text(done.score_before)} of the model of the first embedding, "
+        f"{task.text(done.score_generated)} of the trained one and {task.text(done.score)} after local "
         f"training; {done.seconds:.1f} s",
         markup=False,
     )

@@ -18,8 +18,9 @@ from hyperfl_flwr.launch.console import err, out
 
 if TYPE_CHECKING:
     from hyperfl_flwr.data.digests import Digests
-    from hyperfl_flwr.metrics.classification import Scores
+    from hyperfl_flwr.metrics.classification import ClassScores
     from hyperfl_flwr.metrics.predictions import Predictions
+    from hyperfl_flwr.metrics.scores import Scores
     from hyperfl_flwr.results.export import Exported
 
 predictions = typer.Typer()
@@ -47,7 +48,7 @@ def run_predict(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:NUMBER.")] = "auto",
     weights: Weights = None,
 ) -> None:
-    """Predict the classes of samples; prints the accuracy if labels are known, and the CSV file's path."""
+    """Predict samples; prints the accuracy, or R², if labels are known, and the CSV file's path."""
     from hyperfl_flwr.core.device import resolve_device
     from hyperfl_flwr.core.storage import write_atomically
     from hyperfl_flwr.metrics.predictions import predict
@@ -112,41 +113,62 @@ def _print_scores(found: Predictions, of_training: str) -> None:
         found: The predictions.
         of_training: Description of the samples that are known to have been trained on.
     """
-    scores = found.scores()
+    scores, name = found.scores(), found.task.score_title
     if scores is None:
         return
     if found.trained_on is None:
-        out.print(f"accuracy {_worth(scores)}", markup=False)
+        out.print(f"{name} {_worth(scores)}", markup=False)
         err.print(
-            "note: it is not known which of these samples the model was trained on; the accuracy on such samples says "
-            "little about others"
+            f"note: it is not known which of these samples the model was trained on; the {name} on such samples says "
+            f"little about others"
         )
-        _print_classes(scores, found.classes)
+        _print_outputs(scores, found)
         return
     other, train = found.scores(trained_on=False), found.scores(trained_on=True)
     if other is not None:
-        out.print(f"accuracy {_worth(other)}, none of them {of_training}", markup=False)
+        out.print(f"{name} {_worth(other)}, none of them {of_training}", markup=False)
     if train is not None:
-        share = f"{100 * train.accuracy:.2f} % of {train.total} samples"
-        out.print(f"accuracy {share}, all {of_training}, which says little about others", markup=False)
-    _print_classes(other or scores, found.classes)
+        share = f"{found.task.text(train.score)} of {train.total} samples"
+        out.print(f"{name} {share}, all {of_training}, which says little about others", markup=False)
+    _print_outputs(other or scores, found)
 
 
 def _worth(scores: Scores) -> str:
-    numbers = {"balanced accuracy": scores.balanced_accuracy, "macro F1": scores.macro_f1, "AUC": scores.auc}
-    others = ", ".join(f"{name} {_percent(value)}" for name, value in numbers.items() if not math.isnan(value))
-    low, high = scores.accuracy_interval or (0.0, 1.0)
-    return (
-        f"{_percent(scores.accuracy)} of {scores.total} samples (95 % interval {100 * low:.1f} to {100 * high:.1f} %; "
-        f"{others}; the most common class has {_percent(scores.majority_share)})"
-    )
+    task = scores.task
+    titles = (title.partition(" (")[0] for title in task.score_titles)
+    numbers = {title: scores.value(name) for title, name in zip(titles, task.all_scores, strict=True)}
+    parts = [", ".join(f"{name} {task.text(value)}" for name, value in numbers.items() if not math.isnan(value))]
+    if task.has_shares:
+        low, high = scores.interval or (0.0, 1.0)
+        parts.insert(0, f"95 % interval {100 * low:.1f} to {100 * high:.1f} %")
+        usual = "the most common class has" if task.name == "classification" else "constant answers have"
+        parts.append(f"{usual} {task.text(scores.value('majority_share'))}")
+    else:
+        parts[0] += ", both in the unit of data.target-scale"
+    return f"{task.text(scores.score)} of {scores.total} samples ({'; '.join(parts)})"
+
+
+def _print_outputs(scores: Scores, found: Predictions) -> None:
+    """Print a row for each class that has samples, each label or each target."""
+    from hyperfl_flwr.metrics.classification import ClassScores
+
+    if isinstance(scores, ClassScores):
+        _print_classes(scores, found.classes)
+        return
+    is_share = scores.task.has_shares
+    headers = ("samples with it", "sensitivity", "specificity", "AUC") if is_share else ("R²", "RMSE", "MAE")
+    table = Table("label" if is_share else "target", *headers)
+    for name, numbers in zip(found.classes, scores.details(found.target_std), strict=True):
+        shown = [f"{numbers[0]:.0f}", *map(_percent, numbers[1:])] if is_share else [f"{one:.4g}" for one in numbers]
+        table.add_row(Text(name), *shown)
+    out.print(table)
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2f} %"
+    return "–" if math.isnan(share) else f"{100 * share:.2f} %"
 
 
-def _print_classes(scores: Scores, classes: tuple[str, ...]) -> None:
+def _print_classes(scores: ClassScores, classes: tuple[str, ...]) -> None:
     """Print a row for each class that has samples: how many are recognised, and what the others are taken for."""
     table = Table("class", "samples", "recall", "most often taken for")
     cells = scores.confusion.tolist()

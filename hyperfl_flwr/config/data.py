@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field, field_validator
 
 from hyperfl_flwr.config.grouping import Grouping
 from hyperfl_flwr.core.settings import Auto, Positive, Section, Seed, Share, ShareBelowOne, setting
+from hyperfl_flwr.core.target_scale import scale_problem
 from hyperfl_flwr.data.sample_format import parse_classes, parse_normalisation, parse_shape, parse_window
 
 
@@ -66,8 +67,8 @@ class DataConfig(Section):
     )
     classes: str = setting(
         "auto",
-        "Names of the classes in the order of their numbers, for data in which a client may lack a class. `auto`: the "
-        "classes of the data.",
+        "Names of the classes in the order of their numbers, for data in which a client may lack a class; with another "
+        "`task` the names of the labels or targets. `auto`: those of the data.",
         values="`auto`, names with commas between them",
     )
     input_shape: str = setting(
@@ -91,6 +92,14 @@ class DataConfig(Section):
         values="`auto`, `MEAN/STD`",
     )
 
+    target_scale: str = setting(
+        "auto",
+        "Mean and standard deviation of the targets of a regression, for example `50/12`; one number, or one per "
+        "target, separated by commas. Networks predict the standardised targets, and the errors that clients report "
+        "are in this unit. `auto`: of the training data of all clients; refused if a node has local data.",
+        values="`auto`, `MEAN/STD`",
+    )
+
     @field_validator("classes")
     @classmethod
     def _names(cls, value: str) -> str:
@@ -101,6 +110,13 @@ class DataConfig(Section):
     @classmethod
     def _shape(cls, value: str) -> str:
         parse_shape(value)
+        return value
+
+    @field_validator("target_scale")
+    @classmethod
+    def _scale(cls, value: str) -> str:
+        if (found := parse_normalisation(value)) and (problem := scale_problem(*found)):
+            raise ValueError(f"must be auto or MEAN/STD; {problem}; got {value!r}")
         return value
 
     @field_validator("normalisation")

@@ -22,6 +22,7 @@ from hyperfl_flwr.core.settings import (
     setting,
 )
 from hyperfl_flwr.core.similar_names import nearest
+from hyperfl_flwr.core.tasks import TaskName
 from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.data.sample_format import (
     CSV_PREFIX,
@@ -69,6 +70,13 @@ class FederationConfig(Section):
         "`package.module:factory` is a network of your own.",
         values="`cnn`, `lenet`, `mlp`, `mlp-500`, `resnet18`, `lpm-...`, `package.module:factory`",
     )
+    task: TaskName = setting(
+        "classification",
+        "What the networks predict. `classification`: one of K classes. `multi-label`: for each of K labels whether "
+        "a sample has it, by K sigmoids; the accuracy is the share of right answers. `regression`: K numbers, by the "
+        "mean squared error; the score in the place of the accuracy is R². The last two need `npz` or `csv` data, and "
+        "a method that does not need classes.",
+    )
     seed: Seed = setting(
         0,
         "Seed of initial values, client sampling and batches; the partition has `data.seed`.",
@@ -115,8 +123,9 @@ class FederationConfig(Section):
     )
     target_accuracy: Share = setting(
         0.0,
-        "Mean test accuracy of which the run reports the first round that reaches it, for personalized and for "
-        "aggregate accuracy (`rounds_to_target` in summary.json). It does not end the run. 0: none is reported.",
+        "Mean test accuracy (R² of a regression) of which the run reports the first round that reaches it, for "
+        "personalized and for aggregate accuracy (`rounds_to_target` in summary.json). It does not end the run. 0: "
+        "none is reported.",
         resumable=True,
     )
 

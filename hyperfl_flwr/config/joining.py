@@ -9,7 +9,7 @@ from hyperfl_flwr.methods import METHODS
 
 INHERITED = (
     "method", "seed", "target", "local-epochs", "batch-size", "learning-rate", "momentum", "weight-decay",
-    "class-weights", "sample-weights", "precision", "deterministic",
+    "class-weights", "sample-weights", "task", "precision", "deterministic",
 )  # fmt: skip
 """Settings that a joining client takes from the run, besides the sections of the run's method. No paths are among them,
 since they belong to the operator's machine."""

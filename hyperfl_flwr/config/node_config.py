@@ -15,7 +15,8 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from hyperfl_flwr.config.grouping import OwnersGrouping, owners_grouping
 from hyperfl_flwr.config.node_data import owners_data
 from hyperfl_flwr.config.pretrained import owners_weights
-from hyperfl_flwr.config.run_config import RunConfig, explain
+from hyperfl_flwr.config.refusals import explain
+from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RefusalError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.settings import (
@@ -35,8 +36,7 @@ from hyperfl_flwr.data.sample_format import is_local_data, placed
 SIMULATED = "simulated"
 """Key that marks a node of an in-process simulation, of which the data have no owner."""
 
-NOVEL_DATA, NOVEL_OUTPUT = "novel-data", "novel-output"
-NOVEL_EPSILON, NOVEL_DELTA = "novel-epsilon", "novel-delta"
+NOVEL_DATA, NOVEL_OUTPUT, NOVEL_EPSILON, NOVEL_DELTA = "novel-data", "novel-output", "novel-epsilon", "novel-delta"
 """Keys of a novel client's node: its samples, the folder of its model, and the noise on its descriptor."""
 
 JOIN_DATA = "join-data"

@@ -17,6 +17,7 @@ from hyperfl_flwr.config.general import FederationConfig, LocalTrainingConfig, M
 from hyperfl_flwr.config.nodes import NodesConfig
 from hyperfl_flwr.config.pretrained import LpmConfig
 from hyperfl_flwr.config.privacy import PrivacyConfig, RecordPrivacyConfig
+from hyperfl_flwr.config.refusals import explain
 from hyperfl_flwr.config.sections import AuditConfig, NovelConfig, PersonalizeConfig
 from hyperfl_flwr.config.secure_sums import SecureSumConfig
 from hyperfl_flwr.config.table import default_settings
@@ -24,6 +25,7 @@ from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.settings import Section
 from hyperfl_flwr.core.similar_names import nearest
+from hyperfl_flwr.core.tasks import CLASSIFICATION, REGRESSION, TASKS
 from hyperfl_flwr.data.sample_format import SampleFormat, parse_classes, parse_normalisation, parse_shape, parse_window
 from hyperfl_flwr.data.sample_weights import Weighting
 from hyperfl_flwr.methods import METHODS, method_sections
@@ -92,6 +94,28 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
                         f"pfedhn.targets must list names among {', '.join(TARGETS)}, separated by commas; got "
                         f"{name!r}{nearest(name, TARGETS)}"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _fits_task(self) -> Self:
+        names = parse_classes(self.data.classes)
+        if self.task == CLASSIFICATION.name and names is not None and len(names) < 2:
+            raise ValueError(f"data.classes must be auto or two or more names; got {self.data.classes!r}")
+        if self.task != REGRESSION.name and self.data.target_scale != "auto":
+            raise ValueError(f"data.target-scale must be auto with task = {self.task}: it is for regression")
+        if self.task == CLASSIFICATION.name:
+            return self
+        known = METHODS[self.method].tasks
+        if self.task not in known:
+            raise ValueError(f"task must be {' or '.join(known)} with method = {self.method}; got {self.task!r}")
+        unfit = {
+            "class-weights must be none": self.class_weights != "none",
+            "cross-site must be false": self.cross_site,
+            "novel.clients must be 0": self.novel.clients > 0,
+            "audit.rounds must be empty": bool(self.audit.rounds),
+        }
+        if found := [text for text, is_so in unfit.items() if is_so]:
+            raise ValueError(f"{found[0]} with task = {self.task}: it is for classification")
         return self
 
     @model_validator(mode="after")
@@ -201,6 +225,8 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
                 window=parse_window(self.data.window),
                 grouping=self.data.group_by,
                 seed=self.data.seed,
+                task=TASKS[self.task],
+                target_scale=parse_normalisation(self.data.target_scale),
             ),
         )
 
@@ -253,37 +279,3 @@ def _missing(nested: Mapping[str, Any], known: Sequence[str]) -> Iterator[ErrorD
         if isinstance(table, dict) and name not in table and (not section or section in nested):
             loc = (section, name) if section else (name,)
             yield {"type": "missing", "loc": loc, "msg": "Field required", "input": table}
-
-
-def explain(details: Sequence[ErrorDetails], known: Sequence[str], hint: str = "") -> str:
-    """Return an error message for settings that pydantic has refused, with one line for each wrong key.
-
-    Args:
-        details: Pydantic's errors.
-        known: All known keys, with a dot between section and name.
-        hint: Text after an unknown key that is not similar to a known one; empty for a list of the known keys.
-    """
-    hint = hint or f"; known are {', '.join(known)}"
-    problems: dict[str, list[str]] = {}
-    given: dict[str, str] = {}
-    for detail in details:
-        # A union (auto | number) reports an error for each of its branches, at a location below the key.
-        path = [str(part) for part in detail["loc"]]
-        key = next((".".join(path[:end]) for end in (2, 1) if ".".join(path[:end]) in known), ".".join(path))
-        problems.setdefault(key, []).append(_problem(detail, key, known, hint))
-        if detail["type"] not in ("missing", "value_error", "extra_forbidden"):
-            given[key] = f"; got {detail['input']!r}"
-    lines = [f"{key} {' or '.join(parts)}{given.get(key, '')}".strip() for key, parts in problems.items()]
-    if len(lines) == 1:
-        return lines[0]
-    return "\n".join([f"{len(lines)} settings are wrong:", *(f"  - {line}" for line in lines)])
-
-
-def _problem(detail: ErrorDetails, key: str, known: Sequence[str], hint: str) -> str:
-    if detail["type"] == "missing":
-        return "is missing"
-    if detail["type"] == "extra_forbidden":
-        return f"is unknown{nearest(key, known) or hint}"
-    if detail["type"] == "value_error":
-        return str(detail["ctx"]["error"])
-    return detail["msg"].replace("Input should be", "must be")

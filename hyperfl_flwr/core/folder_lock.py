@@ -34,11 +34,23 @@ def lock_folder(path: Path) -> IO[str]:
 
 
 @contextlib.contextmanager
-def wait_for_folder(path: Path) -> Iterator[None]:
-    """Hold the lock of an existing folder within this context, for a short time; waits for another holder."""
+def wait_for_folder(path: Path, *, is_required: bool = True) -> Iterator[None]:
+    """Hold the lock of an existing folder within this context, for a short time; waits for another holder.
+
+    Args:
+        path: The folder.
+        is_required: False to go on without the lock where the file system has none for folders, as NFS.
+
+    Raises:
+        OSError: If the folder cannot be read, or has no lock and `is_required`.
+    """
     folder = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        except OSError:
+            if is_required:
+                raise
         yield
     finally:
         os.close(folder)

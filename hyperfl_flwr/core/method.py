@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
 from hyperfl_flwr.core.settings import Section
+from hyperfl_flwr.core.tasks import CLASSIFICATION
 
 S = TypeVar("S", bound=Section)
 
@@ -73,6 +74,7 @@ class Method:
             clients train `target`.
         private_classifier: Whether clients train a private classifier beside what they send, so that `dp.heads` decides
             whether it is trained without noise.
+        tasks: Names of the tasks that the method can train, see `hyperfl_flwr.core.tasks`.
         weight_epsilon: Returns the epsilon of local differential privacy of each number of an upload, with some
             settings; None for a method whose clients do not randomise the numbers that they send.
     """
@@ -89,6 +91,7 @@ class Method:
     settings: tuple[type[Section], ...] = ()
     targets: Callable[[Settings], Sequence[str]] = lambda settings: ()
     private_classifier: bool = False
+    tasks: tuple[str, ...] = (CLASSIFICATION.name,)
     weight_epsilon: Callable[[Settings], float] | None = None
 
     def active_uploads(self, settings: Settings, server_round: int) -> list[Upload]:

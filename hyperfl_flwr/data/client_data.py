@@ -18,11 +18,11 @@ class ClientData:
 
     Attributes:
         train_images: Training samples, normalised: images float32 [n, C, H, W], or feature vectors [n, D].
-        train_labels: Training labels int64 [n].
+        train_labels: Training labels: classes int64 [n], labels bool [n, K], or standardised targets float32 [n, K].
         test_images: Test samples, normalised: images float32 [m, C, H, W], or feature vectors [m, D].
-        test_labels: Test labels int64 [m].
+        test_labels: Test labels, like the training labels.
         augmentation: Augmentation of training batches; None for no augmentation.
-        num_classes: Number of classes K.
+        num_classes: Number K of classes, labels or targets.
         validation: Validation samples and their labels, like the test samples; None if nothing is decided on them.
         train_weights: Weights [n] of the training samples, float64 on the CPU, see
             `hyperfl_flwr.training.local_sgd.TrainingData`; None if all have the same.

@@ -6,8 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from hyperfl_flwr.core.tasks import CLASSIFICATION, Task
+
 IntArray = npt.NDArray[np.int64]
 ImageArray = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+Targets = npt.NDArray[np.bool_] | npt.NDArray[np.float64]
+"""What is predicted of each sample [n, K], unless it is a class: whether it has each label, or a number each."""
 
 TEST_FRACTION = 0.25
 _CHUNK = 4096
@@ -20,10 +24,11 @@ class Split:
     Attributes:
         images: [n, C, H, W], uint8 in 0..255 or float32 in [0, 1]; float32 may hold NaN. Or feature vectors [n, D],
             float32, finite.
-        labels: [n], in 0..K-1.
+        labels: [n], the class of each sample in 0..K-1; with `targets` its stratum, see `hyperfl_flwr.data.strata`.
         clients: [n], in 0..N-1, the client of each sample; None if the data set has no client ids.
         groups: [n], the group of each sample, such as a patient, numbered as in the other part; None without groups.
         weights: [n], finite and at least 0, the weight of each training sample; None if all have the same.
+        targets: [n, K], for another task than classification; None for classification.
     """
 
     images: ImageArray
@@ -31,6 +36,7 @@ class Split:
     clients: IntArray | None = None
     groups: IntArray | None = None
     weights: npt.NDArray[np.float64] | None = None
+    targets: Targets | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -43,6 +49,7 @@ class Split:
             clients=None if self.clients is None else self.clients[indices],
             groups=None if self.groups is None else self.groups[indices],
             weights=None if self.weights is None else self.weights[indices],
+            targets=None if self.targets is None else self.targets[indices],
         )
 
     def scaled(self, indices: IntArray) -> npt.NDArray[np.float32]:
@@ -58,7 +65,7 @@ class Dataset:
 
     Attributes:
         name: Name as given to `load_dataset`.
-        num_classes: Number of classes K.
+        num_classes: Number K of classes, of labels or of targets, by `task`.
         input_shape: Shape of a sample: (C, H, W), or (D,) for feature vectors.
         train: The training data.
         test: The test data; shares no sample with `train`.
@@ -68,10 +75,14 @@ class Dataset:
         train_samples: Recommended number of training samples per client; None for no limit.
         test_samples: Recommended number of test samples per client; None for no limit.
         client_ids: The id of each client 0..N-1 in `clients`; None without client ids.
-        classes: Names of the classes 0..K-1; None if they are unknown.
+        classes: Names of the classes, labels or targets 0..K-1; None if they are unknown.
         own_statistics: True if `mean` and `std` are those of a single owner's samples, so that each of them moves all
             normalised samples.
         notes: What their user should know about the data, as sentences.
+        task: What is predicted.
+        target_mean: Mean of each target, of which networks predict the standardised values; empty for other tasks than
+            regression.
+        target_std: Standard deviation of each target, above 0; empty as `target_mean`.
     """
 
     name: str
@@ -88,6 +99,16 @@ class Dataset:
     classes: tuple[str, ...] | None = None
     own_statistics: bool = False
     notes: tuple[str, ...] = ()
+    task: Task = CLASSIFICATION
+    target_mean: tuple[float, ...] = ()
+    target_std: tuple[float, ...] = ()
+
+    @property
+    def num_strata(self) -> int:
+        """Number of classes, or of strata with another task, into which `Split.labels` divide the samples."""
+        if self.task is CLASSIFICATION:
+            return self.num_classes
+        return 1 + max(int(split.labels.max(initial=0)) for split in (self.train, self.test))
 
 
 def split_train_test(groups: IntArray, rng: np.random.Generator) -> tuple[IntArray, IntArray]:

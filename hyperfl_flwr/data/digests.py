@@ -35,7 +35,7 @@ def data_digest(dataset: Dataset) -> str:
 
 
 def _add(total: "hashlib._Hash", split: Split) -> None:
-    for array in (split.images, split.labels, split.clients, split.groups, split.weights):
+    for array in (split.images, split.labels, split.clients, split.groups, split.weights, split.targets):
         if array is not None:
             total.update(repr((array.dtype, array.shape)).encode())
             total.update(np.ascontiguousarray(array).data)

@@ -17,6 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from hyperfl_flwr.core.target_scale import standardised
+from hyperfl_flwr.core.tasks import CLASSIFICATION, REGRESSION
 from hyperfl_flwr.data.augmentation import Augmentation
 from hyperfl_flwr.data.client_data import ClientData
 from hyperfl_flwr.data.dataset import Dataset, IntArray, Split
@@ -79,8 +81,8 @@ class FederatedData:
         for indices in (*self._train, *self._test, *self._validation):
             indices.flags.writeable = False  # all callers that load the same settings share these arrays
         self.reuse = {
-            "train": reuse_report(train, dataset.train.labels, dataset.num_classes),
-            "test": reuse_report(test, dataset.test.labels, dataset.num_classes),
+            "train": reuse_report(train, dataset.train.labels, dataset.num_strata),
+            "test": reuse_report(test, dataset.test.labels, dataset.num_strata),
         }
 
     def train_indices(self, client: int) -> IntArray:
@@ -108,8 +110,14 @@ class FederatedData:
         return self._weighting.of_client(self.dataset.train, self.train_indices(client), self.dataset.num_classes)
 
     def label_counts(self) -> tuple[IntArray, IntArray]:
-        """Return the numbers of training and of test samples of each client and class, both [N, K]."""
+        """Return the numbers of training and of test samples of each client and class, both [N, K].
+
+        With another task than classification they are the numbers of all samples, both [N, 1].
+        """
         dataset = self.dataset
+        if dataset.task is not CLASSIFICATION:
+            train, test = (np.array([[len(each)] for each in part]) for part in (self._train, self._test))
+            return train, test
         return (
             class_counts(self._train, dataset.train.labels, dataset.num_classes),
             class_counts(self._test, dataset.test.labels, dataset.num_classes),
@@ -159,12 +167,28 @@ class FederatedData:
 
     def _tensors(self, split: Split, indices: IntArray) -> tuple[Tensor, Tensor]:
         images = normalised(split.scaled(indices), self.dataset.mean, self.dataset.std)
-        return images, torch.tensor(split.labels[indices])
+        return images, labels_tensor(split, indices, self.dataset)
 
     def _checked(self, client: int) -> int:
         if not 0 <= client < self.num_clients:
             raise IndexError(f"client must be in 0..{self.num_clients - 1}, got {client}")
         return client
+
+
+def labels_tensor(split: Split, indices: IntArray, dataset: Dataset) -> Tensor:
+    """Return what networks are to predict of some samples, see `hyperfl_flwr.models.losses`.
+
+    Args:
+        split: The samples, a part of the data set.
+        indices: Positions [m] in it.
+        dataset: The data set.
+    """
+    if split.targets is None:
+        return torch.tensor(split.labels[indices])
+    chosen = split.targets[indices]
+    if dataset.task is REGRESSION:
+        return torch.tensor(standardised(chosen.astype(np.float64), (dataset.target_mean, dataset.target_std)))
+    return torch.tensor(chosen)
 
 
 def load_federated_data(settings: DataSettings) -> FederatedData:

@@ -9,11 +9,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.core.tasks import CLASSIFICATION
+from hyperfl_flwr.data.agreement import agreed
 from hyperfl_flwr.data.cache import cache_directory, fingerprint
 from hyperfl_flwr.data.dataset import Dataset, Split, channel_statistics
 from hyperfl_flwr.data.dataset_spec import DatasetSpec
 from hyperfl_flwr.data.grouped_split import AUTO, NONE
-from hyperfl_flwr.data.sample_format import UNCHANGED, SampleFormat, agreed, is_local_data, located, placeholder_of
+from hyperfl_flwr.data.sample_format import UNCHANGED, SampleFormat, is_local_data, located, placeholder_of
 from hyperfl_flwr.data.sources import torchvision
 from hyperfl_flwr.data.sources.cinic10 import CINIC10
 from hyperfl_flwr.data.sources.csv_table import read_csv
@@ -91,8 +93,14 @@ def load_dataset(name: str, data_root: Path | None = None, sample_format: Sample
 def _load(name: str, location: Path, _state: str, sample_format: SampleFormat) -> Dataset:
     """Load a data set; `_state` is only a part of the cache key, so that changed files are read again."""
     kind = placeholder_of(name)
+    if sample_format.task is not CLASSIFICATION and kind not in ("npz:PATH", "csv:PATH"):
+        raise DataError(
+            f"{name} has classes, but task is {sample_format.task.name}, which needs npz: or csv: data; set "
+            f"task=classification, or another dataset",
+            public=f"its data have classes, which task={sample_format.task.name} does not use",
+        )
     if kind == "npz:PATH":
-        dataset = read_npz(name, location, sample_format.grouping)
+        dataset = read_npz(name, location, sample_format.grouping, sample_format.task)
     elif kind == "csv:PATH":
         dataset = read_csv(name, location, sample_format)
     elif kind == "folder:PATH":

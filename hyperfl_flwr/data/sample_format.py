@@ -7,11 +7,11 @@ normalisation must be the same for all clients. If each client has only its own 
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from hyperfl_flwr.core.errors import ConfigError, DataError, RefusalError
-from hyperfl_flwr.data.dataset import Dataset
+from hyperfl_flwr.core.tasks import CLASSIFICATION, Task
 
 NPZ_PREFIX = "npz:"
 FOLDER_PREFIX = "folder:"
@@ -33,13 +33,16 @@ class SampleFormat:
 
     Attributes:
         input_shape: Shape (C, H, W) of images; images in folders are converted to it. None for the shape of the data.
-        classes: Names of the classes 0..K-1; None for the classes of the data.
+        classes: Names of the classes, labels or targets 0..K-1; None for those of the data.
         normalisation: Mean and standard deviation, per channel or one for all; None for those of the data set.
         window: Values that become black and white in grey images of more than 8 bits; None if there are no such images.
         grouping: What keeps samples together in one part, see `hyperfl_flwr.data.grouped_split`.
         seed: Seed of the split of a folder into training and test data.
         cache: Folder for decoded images; None for the user's cache folder.
         has_owner: True if the data belong to one client, so that their statistics are not known to the others.
+        task: What is predicted.
+        target_scale: Mean and standard deviation of the targets of a regression, per target or one for all; None for
+            those of the training data.
     """
 
     input_shape: tuple[int, int, int] | None = None
@@ -50,6 +53,8 @@ class SampleFormat:
     seed: int = 0
     cache: Path | None = None
     has_owner: bool = False
+    task: Task = CLASSIFICATION
+    target_scale: Normalisation | None = None
 
 
 UNCHANGED = SampleFormat()
@@ -153,13 +158,13 @@ def parse_classes(text: str) -> tuple[str, ...] | None:
     """Parse a comma-separated list of class names; None for `auto`.
 
     Raises:
-        ValueError: If a name is empty or occurs twice, or there is only one.
+        ValueError: If a name is empty or occurs twice.
     """
     if text == "auto":
         return None
     names = tuple(name.strip() for name in text.split(","))
-    if len(names) < 2 or "" in names or len(set(names)) < len(names):
-        raise ValueError(f"must be auto or two or more different names, separated by commas; got {text!r}")
+    if "" in names or len(set(names)) < len(names):
+        raise ValueError(f"must be auto or different names, separated by commas; got {text!r}")
     return names
 
 
@@ -171,14 +176,15 @@ def parse_normalisation(text: str) -> Normalisation | None:
     """
     if text == "auto":
         return None
-    number = r"-?\d+(?:\.\d+)?(?:e-?\d+)?"
+    number = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
     numbers = rf"{number}(?:,{number})*"
     if match := re.fullmatch(rf"({numbers})/({numbers})", text):
         mean, std = (tuple(map(float, part.split(","))) for part in match.groups())
         if len(mean) == len(std) and min(std) > 0:
             return mean, std
     raise ValueError(
-        f"must be auto or MEAN/STD (one number or one per channel each, STD above 0), such as 0.13/0.31; got {text!r}"
+        f"must be auto or MEAN/STD (one number or one per channel or target each, STD above 0), such as 0.13/0.31; "
+        f"got {text!r}"
     )
 
 
@@ -203,41 +209,17 @@ def window_of(values: Sequence[float]) -> tuple[float, float] | None:
     return (values[0], values[1]) if values else None
 
 
-def normalisation_text(mean: Sequence[float], std: Sequence[float]) -> str:
-    """Return a mean and standard deviation in the format of `parse_normalisation`; for features only a description."""
-    if len(mean) > 3:
-        return f"mean and standard deviation of each of {len(mean)} features"
-    return "/".join(",".join(f"{value:.6g}" for value in values) for values in (mean, std))
+def normalisation_text(mean: Sequence[float], std: Sequence[float], kind: str = "features") -> str:
+    """Return a mean and standard deviation in the format of `parse_normalisation`; for many only a description.
 
-
-def agreed(dataset: Dataset, sample_format: SampleFormat) -> Dataset:
-    """Return a data set with the agreed classes and normalisation.
-
-    Raises:
-        DataError: If it does not match the agreement.
+    Args:
+        mean: Mean of each channel, feature or target.
+        std: Their standard deviations.
+        kind: Word for what there are many of.
     """
-    if sample_format.input_shape not in (None, dataset.input_shape):
-        expected, given = shape_text(sample_format.input_shape or ()), shape_text(dataset.input_shape)
-        raise DataError(
-            f"samples of {dataset.name} must have the shape {expected} (data.input-shape), got {given}; convert them "
-            f"(only images of folder: data are converted automatically)",
-            public=f"its samples have the shape {given}, not that of data.input-shape",
-        )
-    if sample_format.classes is not None:
-        dataset = _named(dataset, sample_format.classes)
-    mean_and_std = sample_format.normalisation
-    # A client's statistics must not decide the normalisation, which has to be the same for all clients.
-    if mean_and_std is None and sample_format.has_owner and len(dataset.input_shape) == 3:
-        mean_and_std = HALF
-    if mean_and_std is None:
-        return replace(dataset, own_statistics=sample_format.has_owner)
-    count = dataset.input_shape[0]
-    if len(mean_and_std[0]) not in (1, count):
-        raise DataError(
-            f"data.normalisation must have 1 or {count} numbers for each of MEAN and STD, got {len(mean_and_std[0])}"
-        )
-    mean, std = (values * count if len(values) == 1 else values for values in mean_and_std)
-    return replace(dataset, mean=mean, std=std)
+    if len(mean) > 3:
+        return f"mean and standard deviation of each of {len(mean)} {kind}"
+    return "/".join(",".join(f"{value:.6g}" for value in values) for values in (mean, std))
 
 
 def refuse_own_statistics(*, own_statistics: bool) -> None:
@@ -256,22 +238,6 @@ def refuse_own_statistics(*, own_statistics: bool) -> None:
             "record would move all others; set it to numbers that are public, MEAN/STD, for all features or for each, "
             "for example 0/1 if the owners scale their features"
         )
-
-
-def _named(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
-    """Return a data set with the agreed classes; it need not have samples of all of them."""
-    if dataset.classes not in (None, classes):
-        raise DataError(
-            f"data.classes must be {','.join(dataset.classes or ())}, the classes of {dataset.name}, got "
-            f"{','.join(classes)}",
-            public="its data have other classes than data.classes",
-        )
-    if dataset.num_classes > len(classes) or (dataset.num_classes < len(classes) and not is_local_data(dataset.name)):
-        raise DataError(
-            f"data.classes must name the {dataset.num_classes} classes of {dataset.name}, got {len(classes)} names",
-            public=f"its data have {dataset.num_classes} classes, data.classes has {len(classes)}",
-        )
-    return replace(dataset, classes=classes, num_classes=len(classes))
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

@@ -65,6 +65,9 @@ class Weighting:
                 "samples with the same probability; set sample-weights=none to ignore them, or dp.epsilon=0"
             )
             raise DataError(text, public=text)
+        if self.classes != NONE and split.targets is not None:
+            text = f"class-weights must be none where the data have no classes, got {self.classes}"
+            raise DataError(text, public=text)
         if self.classes not in (NONE, BALANCED) and len(_numbers(self.classes)) != num_classes:
             text = f"class-weights must have a number for each of the {num_classes} classes, got {self.classes}"
             raise DataError(text, public=text)

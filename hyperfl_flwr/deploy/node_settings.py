@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hyperfl_flwr.config.refusals import explain
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
 
@@ -44,8 +45,6 @@ class NodeAddress(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            from hyperfl_flwr.config.run_config import explain  # imports torch
-
             raise ConfigError(f"in {file}, {explain(error.errors(), list(cls.model_fields))}; {remedy}") from None
 
     def text(self) -> bytes:
@@ -61,8 +60,7 @@ def read_settings(folder: Path) -> "NodeConfig":
     Raises:
         ConfigError: If the file cannot be read, or with all keys that are unknown or have a wrong value.
     """
-    from hyperfl_flwr.config.node_config import NodeConfig
-    from hyperfl_flwr.config.run_config import explain  # imports torch, which the operator's commands do not need
+    from hyperfl_flwr.config.node_config import NodeConfig  # imports torch, which the operator's commands do not need
 
     file = folder / FILE
     values = _table(file, "correct it; `hyperfl deploy init` writes an example that explains each key")

@@ -9,6 +9,7 @@ from typing import Self
 from markupsafe import Markup
 
 from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS, Task
 from hyperfl_flwr.deploy.ledger_view import RunLedger, ledger_folder, runs_of
 from hyperfl_flwr.deploy.node_settings import FILE as NODE_FILE
 from hyperfl_flwr.node.data_versions import changed_versions
@@ -16,11 +17,12 @@ from hyperfl_flwr.node.evaluations import Evaluation, Evaluations
 from hyperfl_flwr.node.ledger import LEDGER
 from hyperfl_flwr.node.private_state import client_folders
 from hyperfl_flwr.pages.figures import svg
-from hyperfl_flwr.pages.render import NOTHING, counted, interval_text, percent, write_page
+from hyperfl_flwr.pages.render import NOTHING, counted, percent, score_interval_text, write_page
 from hyperfl_flwr.privacy.budget import FILE as PRIVACY_RECORD
 from hyperfl_flwr.privacy.budget import read_record
 from hyperfl_flwr.privacy.spent import spent
-from hyperfl_flwr.runs.plots import Curve, accuracy_figure
+from hyperfl_flwr.runs.panels import Curve
+from hyperfl_flwr.runs.plots import score_figure
 
 DELTA = 1e-5
 """Probability with which the stated privacy bounds may fail."""
@@ -30,6 +32,13 @@ MOST_CLASSES = 100
 
 KINDS = ("personalized", "aggregate")
 
+OUTPUT_HEADERS = {
+    CLASSIFICATION.name: ["class", "test samples", "recall", "most often taken for"],
+    MULTI_LABEL.name: ["label", "test samples with it", "sensitivity", "specificity", "AUC"],
+    REGRESSION.name: ["target", "R²", "root mean square error", "mean absolute error"],
+}
+"""Headers of the table of single classes, labels or targets, by task; errors are in the units of the targets."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClientPart:
@@ -38,41 +47,57 @@ class ClientPart:
     Attributes:
         number: The client's id.
         cards: Name, value and note of the main numbers.
-        curve: Figure of the accuracies over the rounds.
-        classes: Rows of class, test samples, recall, and the class that it is most often taken for.
-        confusion_headers: Headers of the confusion table.
+        curve: Figure of the main scores over the rounds.
+        outputs_headers: Headers of `outputs`.
+        outputs: Rows of single classes (test samples, recall, and the class that it is most often taken for), labels or
+            targets.
+        confusion_headers: Headers of the confusion table of classes; empty for another task.
         confusion: Rows of the confusion table.
         confusion_numbers: Its columns with numbers.
+        evaluations_headers: Headers of `evaluations`.
         evaluations: A row for each evaluation.
+        task: What the client's models predict.
     """
 
     number: int
     cards: list[tuple[str, str, str]]
     curve: Markup
-    classes: list[tuple[str, str, str, str]]
+    outputs_headers: list[str]
+    outputs: list[tuple[str, ...]]
     confusion_headers: list[str]
     confusion: list[list[str]]
     confusion_numbers: range
+    evaluations_headers: list[str]
     evaluations: list[tuple[str, ...]]
+    task: Task
 
     @classmethod
     def of(cls, found: Evaluations) -> Self:
         """Describe a client's evaluations, of which there is at least one."""
         kind = next(kind for kind in KINDS if found.newest(kind))
-        figure = accuracy_figure(*(_curve(found, each) for each in KINDS))
-        cells = _Cells(found.confusion[kind])
+        task = TASKS[found.task]
+        figure = score_figure(_curve(found, "personalized"), _curve(found, "aggregate"), task)
+        cells = _Cells(found.confusion[kind] if task is CLASSIFICATION else [])
         shown = cells.classes[:MOST_CLASSES]
+        names = [title.partition(" (")[0] for title in task.score_titles]
         return cls(
             number=found.client,
             cards=_cards(found),
-            curve=svg(figure, f"accuracy-{found.client}", "accuracy on this node's test data over the rounds"),
-            classes=[_class_row(number, cells, found.classes) for number in cells.true],
+            curve=svg(
+                figure, f"{task.score}-{found.client}", f"{task.score_title} on this node's test data over the rounds"
+            ),
+            outputs_headers=OUTPUT_HEADERS[task.name],
+            outputs=[_class_row(number, cells, found.classes) for number in cells.true]
+            if task is CLASSIFICATION
+            else [_output_row(*named, task) for named in zip(found.classes, found.confusion[kind], strict=True)],
             confusion_headers=["true class", *(found.classes[number] for number in shown)],
             confusion=[
                 [found.classes[row], *(str(cells.numbers.get((row, column), 0)) for column in shown)] for row in shown
             ],
             confusion_numbers=range(1, len(shown) + 1),
-            evaluations=[_evaluation_row(entry) for entry in found.entries],
+            evaluations_headers=["after round", "model", task.score_title, *names, "loss"],
+            evaluations=[_evaluation_row(entry, task) for entry in found.entries],
+            task=task,
         )
 
 
@@ -150,8 +175,8 @@ class _Cells:
         classes: Classes that have samples or predictions, ascending.
     """
 
-    def __init__(self, cells: Sequence[Sequence[int]]) -> None:
-        self.numbers = {(true, predicted): number for true, predicted, number in cells}
+    def __init__(self, cells: Sequence[Sequence[float]]) -> None:
+        self.numbers = {(int(true), int(predicted)): int(number) for true, predicted, number in cells}
         self.true = sorted({true for true, _ in self.numbers})
         self.classes = sorted({number for pair in self.numbers for number in pair})
 
@@ -167,22 +192,39 @@ def _curve(found: Evaluations, kind: str) -> Curve:
 
 def _cards(found: Evaluations) -> list[tuple[str, str, str]]:
     cards: list[tuple[str, str, str]] = []
+    task = TASKS[found.task]
     last = found.entries[-1]
     notes = {"personalized": "after local training in", "aggregate": "global state as received after"}
     for kind in reversed(KINDS):
         if (entry := found.newest(kind)) is not None:
-            samples, interval = counted(entry.samples, "test sample"), interval_text(entry.interval)
-            note = f"{notes[kind]} round {entry.round}; {samples}, 95 % interval {interval}"
-            cards.insert(0, (f"{kind.capitalize()} accuracy", percent(entry.accuracy), note))
+            note = f"{notes[kind]} round {entry.round}; {counted(entry.samples, 'test sample')}"
+            if entry.interval is not None:
+                note += f", 95 % interval {score_interval_text(entry.interval, task)}"
+            cards.insert(0, (f"{kind.capitalize()} {task.score_title}", task.text(entry.score), note))
             last = entry
-    share = "accuracy of a model that always says the most common class"
-    cards.append(("Most common class", percent(last.majority_share), share))
-    others = f"mean recall of the classes; macro F1 {percent(last.macro_f1)}, AUC {_known(last.auc)}"
-    cards.append(("Balanced accuracy", percent(last.balanced_accuracy), others))
+    if task is REGRESSION:
+        unit = "mean over the targets, in the unit of data.target-scale"
+        cards.append(("Root mean square error", task.text(last.scores["rmse"]), unit))
+        return cards
+    known = {name: _known(value) for name, value in last.scores.items()}
+    usual = "class" if task is CLASSIFICATION else "values"
+    share = f"accuracy of a model that always says the most common {usual}"
+    cards.append((f"Most common {usual}", known["majority_share"], share))
+    mean = "recall of the classes" if task is CLASSIFICATION else "of sensitivity and specificity"
+    others = f"mean {mean}; macro F1 {known['macro_f1']}, AUC {known['auc']}"
+    cards.append(("Balanced accuracy", known["balanced_accuracy"], others))
     return cards
 
 
-def _class_row(number: int, cells: _Cells, classes: Sequence[str]) -> tuple[str, str, str, str]:
+def _output_row(name: str, numbers: Sequence[float], task: Task) -> tuple[str, ...]:
+    """Return the row of a label or a target."""
+    if task is REGRESSION:
+        return name, *(f"{value:.4g}" if math.isfinite(value) else NOTHING for value in numbers)
+    samples, *shares = numbers
+    return name, f"{samples:.0f}", *map(_known, shares)
+
+
+def _class_row(number: int, cells: _Cells, classes: Sequence[str]) -> tuple[str, ...]:
     row = cells.row(number)
     total, wrong = sum(row.values()), {other: count for other, count in row.items() if other != number}
     most = max(wrong, key=lambda other: wrong[other], default=None)
@@ -190,9 +232,10 @@ def _class_row(number: int, cells: _Cells, classes: Sequence[str]) -> tuple[str,
     return classes[number], str(total), percent(row.get(number, 0) / total), mistaken
 
 
-def _evaluation_row(entry: Evaluation) -> tuple[str, ...]:
-    shares = (entry.accuracy, entry.balanced_accuracy, entry.macro_f1, entry.auc)
-    return str(entry.round), entry.kind, *map(_known, shares), f"{entry.loss:.4f}"
+def _evaluation_row(entry: Evaluation, task: Task) -> tuple[str, ...]:
+    scores = (entry.score, *(entry.scores[name] for name in task.all_scores))
+    shown = (task.text(value) if value == value else NOTHING for value in scores)
+    return str(entry.round), entry.kind, *shown, f"{entry.loss:.4f}"
 
 
 def _known(share: float) -> str:

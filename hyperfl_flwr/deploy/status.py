@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperfl_flwr.core.errors import HyperFLError
+from hyperfl_flwr.core.tasks import CLASSIFICATION, TASKS, task_of
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.probe import probe
 from hyperfl_flwr.deploy.registered_nodes import readable, registered_nodes
@@ -53,8 +54,9 @@ class RunState:
         round: Last finished round.
         num_rounds: Number of rounds that it is to have; 0 until its folder has a manifest.
         num_nodes: Number of its nodes, those with the smallest numbers; 0 likewise.
-        personalized: Mean accuracy of the last finished round after local training, in [0, 1]; None without one.
-        aggregate: Mean accuracy of the last global state that was evaluated, in [0, 1]; None without one.
+        task: Name of what it predicts.
+        personalized: Mean score of the last finished round after local training; None without one.
+        aggregate: Mean score of the last global state that was evaluated; None without one.
         away: Clients that were away in the last finished round.
         problems: The latest problems: refused nodes, clients that were left out, warnings and errors of its log.
     """
@@ -67,10 +69,18 @@ class RunState:
     round: int = 0
     num_rounds: int = 0
     num_nodes: int = 0
+    task: str = CLASSIFICATION.name
     personalized: float | None = None
     aggregate: float | None = None
     away: Sequence[int] = ()
     problems: Sequence[str] = ()
+
+    def text(self) -> str:
+        """Describe the run's progress in one line."""
+        task = TASKS[self.task]
+        known = {"personalized": self.personalized, "aggregate": self.aggregate}
+        scores = ", ".join(f"{kind} {'none' if value is None else task.text(value)}" for kind, value in known.items())
+        return f"{self.method}, round {self.round} of {self.num_rounds}, {task.score_title}: {scores}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +145,7 @@ class Status:
         for run in self.runs:
             yield f"run {run.folder or run.run_id}: {run.status}"
             if run.num_rounds:
-                yield (
-                    f"  {run.method}, round {run.round} of {run.num_rounds}, accuracy: personalized "
-                    f"{_percent(run.personalized)}, aggregate {_percent(run.aggregate)}"
-                )
+                yield f"  {run.text()}"
             if 0 < run.num_nodes < len(self.nodes):
                 yield f"  {run.num_nodes} of {len(self.nodes)} nodes: the others take no part in this run"
             if run.away:
@@ -176,6 +183,7 @@ def _read(state: RunState, path: Path) -> RunState:
     left_out = read_failures(path)
     rounds = [record for record in records if record["kind"] == "train"]
     received = [record for record in records if record["kind"] == "aggregate"]
+    task = task_of(manifest["settings"])
     last: Mapping[str, Any] = rounds[-1] if rounds else {}
     nodes = [f"node {each['node']} was refused: {each['reason']}" for each in manifest.get("refused", ())]
     nodes += [f"node {each['node']} is excluded: {each['reason']}" for each in manifest.get("excluded", ())]
@@ -189,8 +197,9 @@ def _read(state: RunState, path: Path) -> RunState:
         round=last.get("round", 0),
         num_rounds=int(manifest["settings"]["num-rounds"]),
         num_nodes=len(manifest["nodes"]),
-        personalized=_finite(last.get("personalized_accuracy")),
-        aggregate=_finite(received[-1].get("aggregate_accuracy")) if received else None,
+        task=task.name,
+        personalized=_finite(last.get(f"personalized_{task.score}")),
+        aggregate=_finite(received[-1].get(f"aggregate_{task.score}")) if received else None,
         away=tuple(last.get("away", ())),
         problems=[*nodes[-MOST_PROBLEMS:], *failures[-MOST_PROBLEMS:], *_logged(path / "server.log")[-MOST_PROBLEMS:]],
     )
@@ -207,7 +216,3 @@ def _logged(file: Path) -> list[str]:
 
 def _finite(share: float | None) -> float | None:
     return share if share is not None and math.isfinite(share) else None
-
-
-def _percent(share: float | None) -> str:
-    return "none" if share is None else f"{100 * share:.2f} %"

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.tasks import Task, task_of
 from hyperfl_flwr.launch.flower_client import RunStatus
 from hyperfl_flwr.launch.plans import Plan
 from hyperfl_flwr.runs.metrics_tail import NewRecords
@@ -40,12 +41,14 @@ class RunCallbacks:
     """Callbacks for the events of a run; all are called from the caller's own thread.
 
     Attributes:
-        on_round: Called with the last finished round, the number of rounds, and that round's mean personalized accuracy
-            or None.
+        on_task: Called with what the run predicts, before the first round.
+        on_round: Called with the last finished round, the number of rounds, and that round's mean personalized
+            accuracy, or main score of another task, or None.
         on_log: Called with new lines of Flower's and the server's log.
         on_note: Called with one line for the user.
     """
 
+    on_task: Callable[[Task], None] = lambda _: None
     on_round: Callable[[int, int, float | None], None] = lambda *_: None
     on_log: Callable[[str], None] = lambda _: None
     on_note: Callable[[str], None] = lambda _: None
@@ -119,7 +122,9 @@ def follow(superlink: SuperLink, run_id: int, planned: Plan, observer: RunCallba
         RunFailedError: If the run failed, or left no summary although Flower reports it as completed.
     """
     directory = planned.directory
-    rounds = _Rounds(directory)
+    task = task_of(planned.settings)
+    observer.on_task(task)
+    rounds = _Rounds(directory, task)
     reported = -1
 
     def on_poll() -> None:
@@ -127,7 +132,7 @@ def follow(superlink: SuperLink, run_id: int, planned: Plan, observer: RunCallba
         rounds.read_new()
         if rounds.last != reported:
             reported = rounds.last
-            observer.on_round(reported, planned.num_rounds, rounds.accuracy)
+            observer.on_round(reported, planned.num_rounds, rounds.score)
 
     watch(superlink, run_id, observer, on_poll)
     if not (directory / "summary.json").is_file():
@@ -177,9 +182,9 @@ def updated_every_round(
         The observer to follow the run with.
     """
 
-    def on_round(finished: int, total: int, accuracy: float | None) -> None:
+    def on_round(finished: int, total: int, score: float | None) -> None:
         update()
-        observer.on_round(finished, total, accuracy)
+        observer.on_round(finished, total, score)
 
     try:
         yield replace(observer, on_round=on_round)
@@ -192,16 +197,16 @@ class _Rounds:
 
     Attributes:
         last: Last finished round.
-        accuracy: Mean personalized accuracy of that round; None if there is none.
+        score: Mean personalized score of that round; None if there is none.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._records = NewRecords(directory)
+    def __init__(self, directory: Path, task: Task) -> None:
+        self._records, self._task = NewRecords(directory), task
         self.last = 0
-        self.accuracy: float | None = None
+        self.score: float | None = None
 
     def read_new(self) -> None:
         """Read the lines that were added since the last call."""
         for record in self._records.read()[0]:
             if record["kind"] == "train":
-                self.last, self.accuracy = record["round"], record.get("personalized_accuracy")
+                self.last, self.score = record["round"], record.get(f"personalized_{self._task.score}")

@@ -6,6 +6,7 @@ import re
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from hyperfl_flwr.core.tasks import CLASSIFICATION, Task
 from hyperfl_flwr.launch.console import err
 from hyperfl_flwr.launch.follow import RunCallbacks
 
@@ -37,22 +38,26 @@ class ShownProgress:
     def __init__(self, title: str, *, verbose: bool = False, quiet: bool = False, rounds: bool = False) -> None:
         self._verbose, self._quiet, self._rounds = verbose, quiet, rounds
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[accuracy]}"),
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[score]}"),
             TimeElapsedColumn(), TimeRemainingColumn(), console=err,
             disable=quiet or err.is_jupyter,  # where rich needs ipywidgets for a bar
         )  # fmt: skip
-        self._task = self._bar.add_task(title, total=None, accuracy="starting")
+        self._row = self._bar.add_task(title, total=None, score="starting")
+        self._task = CLASSIFICATION
 
     def __enter__(self) -> RunCallbacks:
         self._bar.start()
-        return RunCallbacks(on_round=self._on_round, on_log=self._on_log, on_note=self._on_note)
+        return RunCallbacks(on_task=self._on_task, on_round=self._on_round, on_log=self._on_log, on_note=self._on_note)
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def _on_round(self, finished: int, total: int, accuracy: float | None) -> None:
-        text = "starting" if accuracy is None else f"personalized accuracy {100 * accuracy:.1f} %"
-        self._bar.update(self._task, completed=finished, total=total, accuracy=text)
+    def _on_task(self, task: Task) -> None:
+        self._task = task
+
+    def _on_round(self, finished: int, total: int, score: float | None) -> None:
+        text = "starting" if score is None else f"personalized {self._task.score_title} {self._task.text(score, 1)}"
+        self._bar.update(self._row, completed=finished, total=total, score=text)
 
     def _on_log(self, lines: str) -> None:
         for line in lines.splitlines():

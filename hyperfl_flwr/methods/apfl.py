@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from hyperfl_flwr.core.method import Method, Upload
 from hyperfl_flwr.core.settings import Section, Share, setting
+from hyperfl_flwr.core.tasks import ALL_TASKS
 
 
 class APFLConfig(Section):
@@ -28,5 +29,6 @@ METHOD = Method(
     learning_rate=0.05,
     client="clients.apfl:APFLClient",
     strategy="strategies.fedavg:FedAvg",
+    tasks=ALL_TASKS,
     settings=(APFLConfig,),
 )

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from hyperfl_flwr.core.method import Method, Upload
 from hyperfl_flwr.core.settings import NonNegativeFloat, Section, setting
+from hyperfl_flwr.core.tasks import ALL_TASKS
 
 
 class DittoConfig(Section):
@@ -29,5 +30,6 @@ METHOD = Method(
     learning_rate=0.05,
     client="clients.ditto:DittoClient",
     strategy="strategies.fedavg:FedAvg",
+    tasks=ALL_TASKS,
     settings=(DittoConfig,),
 )

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from hyperfl_flwr.core.method import Method, Upload
 from hyperfl_flwr.core.settings import NonNegativeFloat, Positive, Section, Share, setting
+from hyperfl_flwr.core.tasks import ALL_TASKS
 
 
 class FedALAConfig(Section):
@@ -31,5 +32,6 @@ METHOD = Method(
     learning_rate=0.05,
     client="clients.fedala:FedALAClient",
     strategy="strategies.fedavg:FedAvg",
+    tasks=ALL_TASKS,
     settings=(FedALAConfig,),
 )

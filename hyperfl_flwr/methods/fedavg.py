@@ -1,6 +1,7 @@
 """FedAvg: the whole model is averaged."""
 
 from hyperfl_flwr.core.method import Method, Upload
+from hyperfl_flwr.core.tasks import ALL_TASKS
 
 METHOD = Method(
     name="fedavg",
@@ -12,4 +13,5 @@ METHOD = Method(
     learning_rate=0.05,
     client="clients.fedavg:FedAvgClient",
     strategy="strategies.fedavg:FedAvg",
+    tasks=ALL_TASKS,
 )

@@ -1,6 +1,7 @@
 """FedBN: all layers but those that normalise are averaged."""
 
 from hyperfl_flwr.core.method import Method, Upload
+from hyperfl_flwr.core.tasks import ALL_TASKS
 
 METHOD = Method(
     name="fedbn",
@@ -12,4 +13,5 @@ METHOD = Method(
     learning_rate=0.05,
     client="clients.fedbn:FedBNClient",
     strategy="strategies.fedbn:FedBN",
+    tasks=ALL_TASKS,
 )

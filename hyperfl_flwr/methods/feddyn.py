@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from hyperfl_flwr.core.method import Method, Upload
 from hyperfl_flwr.core.settings import PositiveFloat, Section, setting
+from hyperfl_flwr.core.tasks import ALL_TASKS
 
 
 class FedDynConfig(Section):
@@ -29,5 +30,6 @@ METHOD = Method(
     learning_rate=0.03,
     client="clients.feddyn:FedDynClient",
     strategy="strategies.feddyn:FedDyn",
+    tasks=ALL_TASKS,
     settings=(FedDynConfig,),
 )

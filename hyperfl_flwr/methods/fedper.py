@@ -1,6 +1,7 @@
 """FedPer: the feature extractor is averaged, the classifiers stay on the clients."""
 
 from hyperfl_flwr.core.method import Method, Upload
+from hyperfl_flwr.core.tasks import ALL_TASKS
 
 METHOD = Method(
     name="fedper",
@@ -12,4 +13,5 @@ METHOD = Method(
     learning_rate=0.05,
     client="clients.fedper:FedPerClient",
     strategy="strategies.engine.partial:Partial",
+    tasks=ALL_TASKS,
 )

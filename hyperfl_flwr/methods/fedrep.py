@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from hyperfl_flwr.core.method import Method, Upload
 from hyperfl_flwr.core.settings import NonNegativeFloat, Positive, PositiveFloat, Section, setting
+from hyperfl_flwr.core.tasks import ALL_TASKS
 
 
 class FedRepConfig(Section):
@@ -31,6 +32,7 @@ METHOD = Method(
     learning_rate=0.1,
     client="clients.fedrep:FedRepClient",
     strategy="strategies.fedrep:FedRep",
+    tasks=ALL_TASKS,
     settings=(FedRepConfig,),
     private_classifier=True,
 )

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 from hyperfl_flwr.core.method import Method, Upload
 from hyperfl_flwr.core.setting_types import Initialisation
 from hyperfl_flwr.core.settings import Auto, NonNegativeFloat, Positive, PositiveFloat, Section, setting
+from hyperfl_flwr.core.tasks import ALL_TASKS
 
 KEPT_UP_TO = 1000
 """Largest number of clients of which `hyperfl.keep-last = auto` keeps the generated weights, 463 KB for `cnn` each."""
@@ -64,5 +65,6 @@ METHOD = Method(
     learning_rate=0.003,
     client="clients.hyperfl:HyperFLClient",
     strategy="strategies.hyperfl:HyperFL",
+    tasks=ALL_TASKS,
     settings=(HyperFLConfig,),
 )

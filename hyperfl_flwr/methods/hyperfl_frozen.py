@@ -1,6 +1,7 @@
 """HyperFL with one frozen embedding for all: the generated feature extractor is averaged."""
 
 from hyperfl_flwr.core.method import Method, Upload
+from hyperfl_flwr.core.tasks import ALL_TASKS
 from hyperfl_flwr.methods.hyperfl import HyperFLConfig
 
 METHOD = Method(
@@ -13,6 +14,7 @@ METHOD = Method(
     learning_rate=0.003,
     client="clients.hyperfl_frozen:HyperFLFrozenClient",
     strategy="strategies.hyperfl:HyperFLFrozen",
+    tasks=ALL_TASKS,
     settings=(HyperFLConfig,),
     private_classifier=True,
 )

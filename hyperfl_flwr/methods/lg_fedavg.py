@@ -1,6 +1,7 @@
 """LG-FedAvg: the classifier is averaged, the feature extractors stay on the clients."""
 
 from hyperfl_flwr.core.method import Method, Upload
+from hyperfl_flwr.core.tasks import ALL_TASKS
 
 METHOD = Method(
     name="lg-fedavg",
@@ -12,4 +13,5 @@ METHOD = Method(
     learning_rate=0.05,
     client="clients.lg_fedavg:LGFedAvgClient",
     strategy="strategies.engine.partial:Partial",
+    tasks=ALL_TASKS,
 )

@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from hyperfl_flwr.core.method import Method
 from hyperfl_flwr.core.settings import Section, setting
+from hyperfl_flwr.core.tasks import ALL_TASKS
 
 
 class LocalConfig(Section):
@@ -29,5 +30,6 @@ METHOD = Method(
     learning_rate=0.1,
     client="clients.local:LocalClient",
     strategy="strategies.local:Local",
+    tasks=ALL_TASKS,
     settings=(LocalConfig,),
 )

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from hyperfl_flwr.core.method import Method, Upload
 from hyperfl_flwr.core.settings import NonNegativeFloat, PositiveFloat, Section, setting
+from hyperfl_flwr.core.tasks import ALL_TASKS
 
 
 class MoonConfig(Section):
@@ -32,5 +33,6 @@ METHOD = Method(
     learning_rate=0.05,
     client="clients.moon:MoonClient",
     strategy="strategies.fedavg:FedAvg",
+    tasks=ALL_TASKS,
     settings=(MoonConfig,),
 )

@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from hyperfl_flwr.core.method import Method, Upload
 from hyperfl_flwr.core.settings import NonNegativeFloat, Section, setting
+from hyperfl_flwr.core.tasks import ALL_TASKS
 
 
 class PerFedAvgConfig(Section):
@@ -34,5 +35,6 @@ METHOD = Method(
     learning_rate=0.05,
     client="clients.per_fedavg:PerFedAvgClient",
     strategy="strategies.fedavg:FedAvg",
+    tasks=ALL_TASKS,
     settings=(PerFedAvgConfig,),
 )

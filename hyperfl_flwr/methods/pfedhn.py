@@ -15,6 +15,7 @@ from hyperfl_flwr.core.settings import (
     ShareBelowOne,
     setting,
 )
+from hyperfl_flwr.core.tasks import ALL_TASKS
 
 
 class PFedHNConfig(Section):
@@ -83,6 +84,7 @@ METHOD = Method(
     learning_rate=0.03,
     client="clients.pfedhn:PFedHNClient",
     strategy="strategies.pfedhn:PFedHN",
+    tasks=ALL_TASKS,
     settings=(PFedHNConfig,),
     targets=targets,
 )

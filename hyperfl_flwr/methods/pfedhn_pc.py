@@ -1,6 +1,7 @@
 """pFedHN-PC: a hypernetwork on the server generates feature extractors, classifiers stay on the clients."""
 
 from hyperfl_flwr.core.method import Method, Upload
+from hyperfl_flwr.core.tasks import ALL_TASKS
 from hyperfl_flwr.methods.pfedhn import PFedHNConfig, targets
 
 METHOD = Method(
@@ -13,6 +14,7 @@ METHOD = Method(
     learning_rate=0.03,
     client="clients.pfedhn:PFedHNPCClient",
     strategy="strategies.pfedhn:PFedHNPC",
+    tasks=ALL_TASKS,
     settings=(PFedHNConfig,),
     targets=targets,
 )

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from hyperfl_flwr.core.method import Method, Upload
 from hyperfl_flwr.core.settings import Positive, PositiveFloat, Section, setting
+from hyperfl_flwr.core.tasks import ALL_TASKS
 
 
 class PFedMeConfig(Section):
@@ -41,5 +42,6 @@ METHOD = Method(
     learning_rate=0.03,
     client="clients.pfedme:PFedMeClient",
     strategy="strategies.pfedme:PFedMe",
+    tasks=ALL_TASKS,
     settings=(PFedMeConfig,),
 )

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from hyperfl_flwr.core.method import Method, Upload
 from hyperfl_flwr.core.settings import PositiveFloat, Section, setting
+from hyperfl_flwr.core.tasks import ALL_TASKS
 
 
 class PPSGDConfig(Section):
@@ -27,6 +28,7 @@ METHOD = Method(
     learning_rate=0.05,
     client="clients.ppsgd:PPSGDClient",
     strategy="strategies.fedavg:FedAvg",
+    tasks=ALL_TASKS,
     settings=(PPSGDConfig,),
     private_classifier=True,
 )

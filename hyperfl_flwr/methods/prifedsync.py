@@ -6,6 +6,7 @@ from pydantic import Field
 
 from hyperfl_flwr.core.method import Method, Upload
 from hyperfl_flwr.core.settings import Section, setting
+from hyperfl_flwr.core.tasks import ALL_TASKS
 
 
 class PriFedSyncConfig(Section):
@@ -31,5 +32,6 @@ METHOD = Method(
     learning_rate=0.05,
     client="clients.prifedsync:PriFedSyncClient",
     strategy="strategies.fedavg:FedAvg",
+    tasks=ALL_TASKS,
     settings=(PriFedSyncConfig,),
 )

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from hyperfl_flwr.core.method import Method, Upload
 from hyperfl_flwr.core.settings import PositiveFloat, Section, setting
+from hyperfl_flwr.core.tasks import ALL_TASKS
 
 
 class ScaffoldConfig(Section):
@@ -29,5 +30,6 @@ METHOD = Method(
     learning_rate=0.05,
     client="clients.scaffold:ScaffoldClient",
     strategy="strategies.scaffold:Scaffold",
+    tasks=ALL_TASKS,
     settings=(ScaffoldConfig,),
 )

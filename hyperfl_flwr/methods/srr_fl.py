@@ -6,6 +6,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from hyperfl_flwr.core.method import Method, Settings, Upload
 from hyperfl_flwr.core.settings import NonNegative, PositiveFloat, Section, setting
+from hyperfl_flwr.core.tasks import ALL_TASKS
 
 MOST_POINTS = 2**20
 """Largest number of points of a grid."""
@@ -67,6 +68,7 @@ METHOD = Method(
     learning_rate=0.1,
     client="clients.srr_fl:SRRFLClient",
     strategy="strategies.srr_fl:SRRFL",
+    tasks=ALL_TASKS,
     settings=(SRRFLConfig,),
     weight_epsilon=_weight_epsilon,
 )

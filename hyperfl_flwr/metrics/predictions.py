@@ -1,4 +1,4 @@
-"""Predict the classes of custom samples with a model, one prediction per sample."""
+"""Use a model on custom samples: one prediction per sample, and its worth where the labels are known."""
 
 import csv
 import io
@@ -11,13 +11,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hyperfl_flwr.data.dataset import IntArray
+from hyperfl_flwr.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS, Task
+from hyperfl_flwr.data.dataset import IntArray, Targets
 from hyperfl_flwr.data.digests import Digests, digests
 from hyperfl_flwr.data.federated_data import normalised
 from hyperfl_flwr.data.labels import labels_of
 from hyperfl_flwr.data.sample_format import window_of
 from hyperfl_flwr.data.unlabelled import Unlabelled, read_unlabelled
-from hyperfl_flwr.metrics.classification import Scores
+from hyperfl_flwr.metrics.classification import ClassScores
+from hyperfl_flwr.metrics.multi_label import LabelScores
+from hyperfl_flwr.metrics.regression import NumberScores
+from hyperfl_flwr.metrics.scores import Scores
 from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.models.provenance import refuse_other_body
 
@@ -27,31 +31,35 @@ BATCH = 500
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Predictions:
-    """Predictions for n samples in K classes.
+    """Predictions for n samples.
 
     Attributes:
         column: Kind of the names: `file` or `index`.
         names: Names of the samples [n].
-        classes: Names of the classes [K].
-        probabilities: The model's softmax [n, K].
-        labels: True labels of the samples [n]; None without labels.
+        task: What is predicted.
+        classes: Names of the classes, labels or targets [K].
+        outputs: The model's softmax, sigmoid, or predicted numbers in the units of the targets [n, K].
+        labels: What is true of the samples [n] or [n, K]; None if it is not known.
+        target_std: Standard deviation of each target of a regression, in which errors are measured.
         trained_on: Whether the model was trained on the sample [n]; None if that is not known.
         notes: Notes for the user about files, keys or labels that were left out.
     """
 
     column: str
     names: tuple[str, ...]
+    task: Task
     classes: tuple[str, ...]
-    probabilities: NDArray[np.float32]
-    labels: IntArray | None
+    outputs: NDArray[np.float32]
+    labels: IntArray | Targets | None
+    target_std: tuple[float, ...]
     trained_on: NDArray[np.bool_] | None
     notes: tuple[str, ...]
 
     @property
-    def accuracy(self) -> float | None:
-        """Share of correctly classified samples, in [0, 1]; None without labels."""
+    def score(self) -> float | None:
+        """Main score of the task; None if the labels are not known."""
         found = self.scores()
-        return None if found is None else found.accuracy
+        return None if found is None else found.score
 
     def scores(self, *, trained_on: bool | None = None) -> Scores | None:
         """Return what the predictions are worth; None without labels, or without such samples.
@@ -62,30 +70,59 @@ class Predictions:
         if self.labels is None or (trained_on is not None and self.trained_on is None):
             return None
         chosen = slice(None) if trained_on is None else self.trained_on == trained_on
-        labels, probabilities = self.labels[chosen], self.probabilities[chosen].astype(np.float64)
+        labels, outputs = self.labels[chosen], self.outputs[chosen].astype(np.float64)
         if not len(labels):
             return None
-        with np.errstate(divide="ignore"):  # a softmax that underflows has an infinite loss
-            loss = -float(np.log(probabilities[np.arange(len(labels)), labels]).sum())
-        return Scores(labels=labels, predicted=probabilities.argmax(axis=1), probabilities=probabilities, loss=loss)
+        if self.task is REGRESSION:
+            std = np.array(self.target_std)
+            truth, predicted = labels / std, outputs / std
+            return NumberScores(
+                labels=truth, predicted=predicted, loss=float(((predicted - truth) ** 2).mean(axis=1).sum())
+            )
+        with np.errstate(divide="ignore"):  # a probability that underflows has an infinite loss
+            if self.task is MULTI_LABEL:
+                right = np.where(labels, outputs, 1 - outputs)
+                loss = -float(np.log(right).mean(axis=1).sum())
+                return LabelScores(labels=labels.astype(bool), probabilities=outputs, loss=loss)
+            classes = labels.astype(np.int64)
+            loss = -float(np.log(outputs[np.arange(len(classes)), classes]).sum())
+        return ClassScores(labels=classes, predicted=outputs.argmax(axis=1), probabilities=outputs, loss=loss)
 
     def table(self) -> str:
         """Return a table in CSV.
 
-        Its columns are name, predicted class, its probability, the label (if known), the part (`train` or `other`, if
-        known), and all probabilities.
+        Its columns are the name; of classes the predicted class, its probability, the true class (`label`, if known);
+        of labels the predicted ones with semicolons between them; the part (`train` or `other`, if known); all
+        probabilities, or the predicted numbers; and of labels and targets what is true (`label:NAME`, if known).
         """
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        known = [*([] if self.labels is None else ["label"]), *([] if self.trained_on is None else ["part"])]
-        writer.writerow([self.column, "class", "confidence", *known, *(f"p({name})" for name in self.classes)])
-        for number, (name, row) in enumerate(zip(self.names, self.probabilities, strict=True)):
-            best = int(row.argmax())
-            facts = [] if self.labels is None else [self.classes[int(self.labels[number])]]
+        part = [] if self.trained_on is None else ["part"]
+        ends = [] if self.labels is None or self.task is CLASSIFICATION else [f"label:{name}" for name in self.classes]
+        shares = [name if self.task is REGRESSION else f"p({name})" for name in self.classes]
+        writer.writerow([self.column, *self._first_columns(), *part, *shares, *ends])
+        for number, (name, row) in enumerate(zip(self.names, self.outputs, strict=True)):
+            facts = self._first_fields(number)
             if self.trained_on is not None:
                 facts.append("train" if self.trained_on[number] else "other")
-            writer.writerow([name, self.classes[best], f"{row[best]:.6f}", *facts, *(f"{share:.6f}" for share in row)])
+            truth = self.labels[number] if self.labels is not None and ends else ()
+            form = "{:.6g}" if self.task is REGRESSION else "{:.6f}"
+            writer.writerow([name, *facts, *map(form.format, row), *(f"{float(value):g}" for value in truth)])
         return text.getvalue()
+
+    def _first_columns(self) -> list[str]:
+        if self.task is CLASSIFICATION:
+            return ["class", "confidence", *([] if self.labels is None else ["label"])]
+        return ["labels"] if self.task is MULTI_LABEL else []
+
+    def _first_fields(self, number: int) -> list[str]:
+        row = self.outputs[number]
+        if self.task is CLASSIFICATION:
+            best = int(row.argmax())
+            label = [] if self.labels is None else [self.classes[int(self.labels[number])]]
+            return [self.classes[best], f"{row[best]:.6f}", *label]
+        predicted = [name for name, share in zip(self.classes, row, strict=True) if share > 0.5]
+        return [";".join(predicted)] if self.task is MULTI_LABEL else []
 
 
 def predict(
@@ -112,19 +149,22 @@ def predict(
         ConfigError: If the weights of a pre-trained body are missing, or others than in the training.
     """
     found = read_unlabelled(data, recipe.input_shape, convert=convert, labelled=True, window=window_of(recipe.window))
-    labels, note = labels_of(data, found, recipe.classes)
+    task = TASKS[recipe.task]
+    labels, note = labels_of(data, found, recipe.classes, task)
     refuse_other_body(recipe.target, recipe.body)
     target = recipe.new_target()
     target.load_state_dict(dict(tensors), assign=True)
     target.eval().to(device)
     with torch.no_grad():
-        rows = [target(batch).softmax(dim=1).cpu().numpy() for batch in batches(found, recipe, device)]
+        rows = [_as_predictions(target(batch), recipe, task) for batch in batches(found, recipe, device)]
     return Predictions(
         column=found.column,
         names=found.names,
+        task=task,
         classes=recipe.classes,
-        probabilities=np.concatenate(rows),
+        outputs=np.concatenate(rows),
         labels=labels,
+        target_std=recipe.target_std,
         trained_on=None if trained_on is None else np.isin(digests(found.samples), trained_on),
         notes=(*found.notes, *([note] if note else [])),
     )
@@ -135,3 +175,13 @@ def batches(found: Unlabelled, recipe: TargetRecipe, device: torch.device) -> It
     for begin in range(0, len(found), BATCH):
         part = found.samples[begin : begin + BATCH].copy()  # `normalised` overwrites it, and the samples are shared
         yield normalised(part, recipe.mean, recipe.std).to(device)
+
+
+def _as_predictions(outputs: Tensor, recipe: TargetRecipe, task: Task) -> NDArray[np.float32]:
+    """Return a network's outputs [B, K] as probabilities, or as numbers in the units of the targets."""
+    if task is REGRESSION:
+        mean, std = (torch.tensor(values, dtype=torch.float64) for values in (recipe.target_mean, recipe.target_std))
+        numbers: NDArray[np.float32] = (outputs.cpu().double() * std + mean).float().numpy()
+        return numbers
+    shares: NDArray[np.float32] = (outputs.sigmoid() if task is MULTI_LABEL else outputs.softmax(dim=1)).cpu().numpy()
+    return shares

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self, get_args
 
 from hyperfl_flwr.core.setting_types import Pooling
+from hyperfl_flwr.core.target_scale import scale_problem
+from hyperfl_flwr.core.tasks import CLASSIFICATION, REGRESSION, TASKS
 from hyperfl_flwr.models.encoder import Encoder, build_encoder
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.models.targets import build_target
@@ -30,9 +32,13 @@ class TargetRecipe:
         input_shape: Shape of a sample: (C, H, W) of an image, or (D,) of a feature vector.
         mean: Mean of each channel, of images scaled to [0, 1], or of each feature.
         std: Standard deviation of each channel or feature, above 0.
-        classes: Names of the K classes.
+        classes: Names of the K classes, labels or targets.
         body: SHA-256 of the weights of a pre-trained body; empty for other networks.
         window: Values of grey images with more than 8 bits that become 0 and 1; empty if the run had none.
+        task: Name of the task, see `hyperfl_flwr.core.tasks`.
+        target_mean: Mean of each target of a regression, of which the network returns the standardised values; empty
+            for other tasks.
+        target_std: Standard deviation of each of these targets, above 0.
     """
 
     target: str
@@ -42,6 +48,9 @@ class TargetRecipe:
     classes: tuple[str, ...]
     body: str = ""
     window: tuple[float, ...] = ()
+    task: str = CLASSIFICATION.name
+    target_mean: tuple[float, ...] = ()
+    target_std: tuple[float, ...] = ()
 
     SIZES: ClassVar[str] = "shape and number of classes"
     """Description of `sizes` for error messages."""
@@ -90,6 +99,13 @@ class TargetRecipe:
             raise ValueError("body must be a hash of 64 hexadecimal digits, or empty")
         if self.window and not (len(self.window) == 2 and -math.inf < self.window[0] < self.window[1] < math.inf):
             raise ValueError("window must be two numbers, the first below the second, or empty")
+        if self.task not in TASKS:
+            raise ValueError(f"task must be one of {', '.join(TASKS)}, got {self.task!r}")
+        number = len(self.classes) if self.task == REGRESSION.name else 0
+        if not len(self.target_mean) == len(self.target_std) == number:
+            raise ValueError(f"target_mean and target_std must have {number} numbers for the task {self.task}")
+        if problem := scale_problem(self.target_mean, self.target_std):
+            raise ValueError(f"{problem} (of the targets)")
         self.new_target()
 
     def sizes(self) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.source_files import copy
 from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS
 from hyperfl_flwr.core.user_code import UserCode, is_user_code
 from hyperfl_flwr.models.custom.network import CustomTarget
 from hyperfl_flwr.models.layers.dropout import Dropout
@@ -34,7 +35,7 @@ PARAMETERS, FACTS, SCRIPT = "model.safetensors", "model.json", "use_model.py"
 _SCRIPT = '''"""A {target} network in plain torch. It needs torch, safetensors, and {parameters} in the same folder.
 
     from use_{script} import load_model, predict
-    classes, confidences = predict(load_model(), samples)
+    {usage} = predict(load_model(), samples)
 """
 
 from collections import OrderedDict
@@ -49,7 +50,7 @@ from torch import nn
 MEAN = {mean}
 STD = {std}
 CLASSES = {classes}
-
+{scale}
 
 def build_model():
     """Return the network with arbitrary parameters."""
@@ -66,11 +67,10 @@ def load_model(path=Path(__file__).with_name("{parameters}")):
 
 @torch.no_grad()
 def predict(model, samples):
-    """Return the names of the predicted classes and their confidences, for samples [n, *INPUT_SHAPE]{range}."""
+    """Return {returns}, for samples [n, *INPUT_SHAPE]{range}."""
     per_channel = [-1] + [1] * (len(INPUT_SHAPE) - 1)
     normalised = (samples - torch.tensor(MEAN).reshape(per_channel)) / torch.tensor(STD).reshape(per_channel)
-    confidences, labels = model(normalised).softmax(dim=1).max(dim=1)
-    return [CLASSES[label] for label in labels], confidences.tolist()
+{predicted}
 
 
 if __name__ == "__main__":
@@ -78,13 +78,40 @@ if __name__ == "__main__":
         import numpy
 
         array = numpy.load(sys.argv[1], allow_pickle=False)
-        for name, confidence in zip(*predict(load_model(), torch.tensor(array).float())):
-            print(name, f"{{confidence:.6f}}")
+{printed}
     else:
         numbers = sum(value.numel() for value in load_model().state_dict().values())
-        print("{target}:", numbers, "numbers, samples of the shape", INPUT_SHAPE, "in", len(CLASSES), "classes")
-        print("pass a .npy file of samples to predict their classes")
+        print("{target}:", numbers, "numbers, samples of the shape", INPUT_SHAPE, "in", len(CLASSES), "{outputs}")
+        print("pass a .npy file of samples to predict their {outputs}")
 '''
+
+_USES: dict[str, dict[str, str]] = {
+    CLASSIFICATION.name: {
+        "usage": "classes, confidences",
+        "returns": "the names of the predicted classes and their confidences",
+        "predicted": """    confidences, labels = model(normalised).softmax(dim=1).max(dim=1)
+    return [CLASSES[label] for label in labels], confidences.tolist()""",
+        "printed": """        for name, confidence in zip(*predict(load_model(), torch.tensor(array).float())):
+            print(name, f"{confidence:.6f}")""",
+    },
+    MULTI_LABEL.name: {
+        "usage": "labels, probabilities",
+        "returns": "the names of each sample's labels above 0.5, and the probabilities of all labels",
+        "predicted": """    shares = model(normalised).sigmoid().tolist()
+    return [[name for name, share in zip(CLASSES, row) if share > 0.5] for row in shares], shares""",
+        "printed": """        for names, shares in zip(*predict(load_model(), torch.tensor(array).float())):
+            print(";".join(names) or "none", *(f"{share:.6f}" for share in shares))""",
+    },
+    REGRESSION.name: {
+        "usage": "numbers",
+        "returns": "the predicted numbers [n][len(CLASSES)]",
+        "predicted": """    mean, std = (torch.tensor(each, dtype=torch.float64) for each in (TARGET_MEAN, TARGET_STD))
+    return (model(normalised).double() * std + mean).tolist()""",
+        "printed": """        for numbers in predict(load_model(), torch.tensor(array).float()):
+            print(*(f"{number:.6g}" for number in numbers))""",
+    },
+}
+"""Parts of the script that depend on the task."""
 
 _SEQUENCE = """    extractor = nn.Sequential(
         OrderedDict(
@@ -124,7 +151,9 @@ def write_model(
         stem: Stem of the files' names.
     """
     parameters, document, code = (folder / name for name in file_names(stem))
-    facts = {name: getattr(recipe, name) for name in NAMES if name not in ("body", "window") or getattr(recipe, name)}
+    usual = {"body": "", "window": (), "task": CLASSIFICATION.name, "target_mean": (), "target_std": ()}
+    facts = {name: getattr(recipe, name) for name in NAMES}
+    facts = {name: value for name, value in facts.items() if name not in usual or value != usual[name]}
     metadata = {"format": "pt"} | {name: json.dumps(value) for name, value in facts.items()}
     text = script(recipe, parameters.name) if has_script(recipe) else None
     description = {
@@ -216,7 +245,17 @@ def script(recipe: TargetRecipe, parameters: str = PARAMETERS) -> str:
         range=_range(recipe),
         constants=constants(target.extractor.name.body, recipe.body) if isinstance(target, PretrainedTarget) else "",
         argument=ARGUMENT if isinstance(target, PretrainedTarget) else "",
+        outputs=TASKS[recipe.task].outputs,
+        scale=_scale(recipe),
+        **_USES[recipe.task],
     )
+
+
+def _scale(recipe: TargetRecipe) -> str:
+    """Return the lines with the scale of the targets of a regression."""
+    if not recipe.target_std:
+        return ""
+    return f"TARGET_MEAN = {list(recipe.target_mean)}\nTARGET_STD = {list(recipe.target_std)}\n"
 
 
 def _extractor(name: str, target: Target, stem: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.storage import unwritable, write_atomically
+from hyperfl_flwr.core.tasks import CLASSIFICATION, TASKS, Task
 from hyperfl_flwr.node.private_state import create_client_folder
 
 FILE = "evaluations.json"
@@ -30,25 +31,19 @@ class Evaluation:
             aggregated (`aggregate`); 0 for the initial state.
         kind: `personalized` or `aggregate`.
         samples: Number of test samples.
-        loss: Mean cross-entropy in nats.
-        accuracy: Share of correctly classified samples, as the other numbers in [0, 1].
-        interval: Ends of its 95 % interval over samples of the same kind; None without samples.
-        balanced_accuracy: Mean recall over the classes that have samples.
-        macro_f1: Mean F1 over the classes.
-        auc: Mean area under the ROC curves; NaN if all samples have the same label.
-        majority_share: Share of the most common class.
+        loss: Mean loss, see `hyperfl_flwr.models.losses`.
+        score: Main score of the task.
+        interval: Ends of its 95 % interval over samples of the same kind; None if it is not known.
+        scores: The other scores by name, see `other_scores`; NaN for those that are not defined.
     """
 
     round: int
     kind: str
     samples: int
     loss: float
-    accuracy: float
+    score: float
     interval: Sequence[float] | None
-    balanced_accuracy: float
-    macro_f1: float
-    auc: float
-    majority_share: float
+    scores: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +55,12 @@ class Evaluations:
         experiment: Identity of the run.
         method: The run's method.
         dataset: Name of the client's data, without a path.
-        classes: Names of the classes [K].
+        classes: Names of the classes, labels or targets [K].
         entries: The last `MOST` evaluations, in the order of their time. A run that is resumed from an earlier round
             repeats those of the rounds after it.
-        confusion: Of the newest evaluation of each kind, the kinds of predictions that occur: true class, predicted
-            class, number of samples.
+        confusion: Of the newest evaluation of each kind, what is known of single classes, labels or targets, see
+            `hyperfl_flwr.metrics.scores.Scores.details`.
+        task: Name of the task.
     """
 
     client: int
@@ -73,18 +69,19 @@ class Evaluations:
     dataset: str
     classes: Sequence[str]
     entries: Sequence[Evaluation] = ()
-    confusion: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+    confusion: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
+    task: str = CLASSIFICATION.name  # files of earlier versions have none
 
     def newest(self, kind: str) -> Evaluation | None:
         """Return the last evaluation of a kind; None if there is none."""
         return next((entry for entry in reversed(self.entries) if entry.kind == kind), None)
 
     def curve(self, kind: str) -> dict[int, float]:
-        """Return the accuracy after each round, the last one where a round was repeated."""
-        found = {entry.round: entry.accuracy for entry in self.entries if entry.kind == kind}
+        """Return the main score after each round, the last one where a round was repeated."""
+        found = {entry.round: entry.score for entry in self.entries if entry.kind == kind}
         return dict(sorted(found.items()))
 
-    def added(self, entry: Evaluation, confusion: Sequence[Sequence[int]]) -> "Evaluations":
+    def added(self, entry: Evaluation, confusion: Sequence[Sequence[float]]) -> "Evaluations":
         """Return the evaluations with one more."""
         return replace(
             self,
@@ -98,7 +95,12 @@ class Evaluations:
         Raises:
             StateError: If the file cannot be written, for example on a full disk; an earlier one is unchanged.
         """
-        document = {**vars(self), "entries": [_values(entry) for entry in self.entries]}
+        details = {
+            kind: [[value if math.isfinite(value) else None for value in row] for row in rows]
+            for kind, rows in self.confusion.items()
+        }
+        entries = [_values(entry, TASKS[self.task]) for entry in self.entries]
+        document = {**vars(self), "entries": entries, "confusion": details}
         data = json.dumps(document).encode()
         try:
             create_client_folder(folder)
@@ -131,7 +133,13 @@ class Evaluations:
             return None
         try:
             document: dict[str, Any] = json.loads(path.read_bytes())
-            return cls(entries=[_entry(values) for values in document.pop("entries")], **document)
+            task = TASKS[document.get("task", CLASSIFICATION.name)]
+            details = {
+                kind: [[math.nan if value is None else value for value in row] for row in rows]
+                for kind, rows in document.pop("confusion").items()
+            }
+            entries = [_entry(values, task) for values in document.pop("entries")]
+            return cls(entries=entries, confusion=details, **document)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StateError(
                 f"{path} is not a file of evaluations that this version of hyperfl-flwr can read ({error}); move it "
@@ -139,14 +147,32 @@ class Evaluations:
             ) from None
 
 
-def _values(entry: Evaluation) -> dict[str, Any]:
+def other_scores(task: Task) -> tuple[str, ...]:
+    """Return the names of all scores but the main one that are kept of an evaluation."""
+    return (*task.all_scores, *(("majority_share",) if task.has_shares else ()))
+
+
+def _values(entry: Evaluation, task: Task) -> dict[str, Any]:
+    numbers = {"loss": entry.loss, task.score: entry.score, **entry.scores}
     return {
-        name: None if isinstance(value, float) and math.isnan(value) else value for name, value in vars(entry).items()
+        "round": entry.round,
+        "kind": entry.kind,
+        "samples": entry.samples,
+        "interval": entry.interval,
+        **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
     }
 
 
-def _entry(values: Mapping[str, Any]) -> Evaluation:
-    known: dict[str, Any] = {
-        name: math.nan if value is None and name != "interval" else value for name, value in values.items()
-    }
-    return Evaluation(**known)
+def _entry(values: Mapping[str, Any], task: Task) -> Evaluation:
+    def number(name: str) -> float:
+        return math.nan if values[name] is None else float(values[name])
+
+    return Evaluation(
+        round=values["round"],
+        kind=values["kind"],
+        samples=values["samples"],
+        loss=number("loss"),
+        score=number(task.score),
+        interval=values["interval"],
+        scores={name: number(name) for name in other_scores(task)},
+    )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.storage import Arrays, read_arrays, unwritable, write_arrays
+from hyperfl_flwr.core.tasks import TASKS
 from hyperfl_flwr.core.user_code import user_code_in
 from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.node.private_state import create_client_folder, run_folder
@@ -34,7 +35,7 @@ class KeptModel:
         round: The federated round of the last local training.
         method: The run's method.
         dataset: Name of the training data; for a file or folder, its name without the path.
-        accuracy: Accuracy on the client's test data, in [0, 1]; NaN without test data.
+        score: Main score of the task on the client's test data; NaN without test data.
         test_examples: Number of test samples.
         recipe: Description of how to build and use the model.
         tensors: Parameters of the target network by name.
@@ -46,7 +47,7 @@ class KeptModel:
     round: int
     method: str
     dataset: str
-    accuracy: float
+    score: float
     test_examples: int
     recipe: TargetRecipe
     tensors: Arrays
@@ -60,7 +61,9 @@ class KeptModel:
         Raises:
             StateError: If the model cannot be written, for example on a full disk; an older model is unchanged.
         """
-        meta = {name: value for name, value in vars(self).items() if name not in ("recipe", "tensors", "trained_on")}
+        left_out = ("recipe", "tensors", "trained_on", "score")
+        meta = {name: value for name, value in vars(self).items() if name not in left_out}
+        meta[TASKS[self.recipe.task].score] = self.score
         try:
             create_client_folder(folder)
             for network in user_code_in({"target": self.recipe.target}):
@@ -86,7 +89,9 @@ class KeptModel:
             for network in user_code_in({"target": str(meta["recipe"]["target"])}):
                 network.find_kept(run_folder(folder))
             known = tensors.pop(TRAINED_ON, np.zeros(0, np.uint64))  # files of earlier versions lack it
-            return cls(tensors=tensors, trained_on=known, recipe=TargetRecipe.of(meta.pop("recipe")), **meta)
+            recipe = TargetRecipe.of(meta.pop("recipe"))
+            score = meta.pop(TASKS[recipe.task].score)
+            return cls(tensors=tensors, trained_on=known, recipe=recipe, score=score, **meta)
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(
                 f"{folder / FILE} is not a model that this version of hyperfl-flwr can read ({error}); train again"

@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.core.tasks import Task
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -98,6 +99,13 @@ def percent(share: float | None) -> str:
 def interval_text(interval: Sequence[float] | None) -> str:
     """Return an interval of a share in [0, 1] in percent, such as `81.2 to 93.4 %`; a dash for None."""
     return NOTHING if interval is None else f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f} %"
+
+
+def score_interval_text(interval: Sequence[float] | None, task: Task) -> str:
+    """Return an interval of a task's main score; a dash for None."""
+    if task.has_shares or interval is None:
+        return interval_text(interval)
+    return f"{interval[0]:.3f} to {interval[1]:.3f}"
 
 
 def megabytes(size: float) -> str:

@@ -15,11 +15,12 @@ from typing import Any
 from hyperfl_flwr.config.table import RESULT_NEUTRAL
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.tasks import Task, task_of
 from hyperfl_flwr.methods import METHODS, method_sections
-from hyperfl_flwr.results.differences import Client, Difference, Spread
+from hyperfl_flwr.results.differences import Client, Difference, Spread, numbers_of
 from hyperfl_flwr.runs.run_directory import has_secure_sums, read_manifest, settings_of
 from hyperfl_flwr.runs.run_sources import method_of
-from hyperfl_flwr.runs.summary import SCORES, fall_text, majority_text, summarise
+from hyperfl_flwr.runs.summary import fall_text, majority_text, summarise
 
 LOCAL = "local"
 """The method that the others are compared with: training alone, which sends nothing."""
@@ -37,13 +38,6 @@ of the manifest. Runs with another version of these are no seeds of one group.""
 
 IGNORED = SEEDS | RESULT_NEUTRAL
 """Settings that make no groups: seeds, and those of the machine."""
-
-NUMBERS = (
-    "test_accuracy", "test_accuracy_aggregate", "test_accuracy_worst", "test_accuracy_worst_decile",
-    *(f"test_{name}" for name in SCORES), *(f"test_{name}_aggregate" for name in SCORES), "test_majority_share",
-    "bytes_up_per_client_round", "bytes_down_per_client_round", "seconds_per_round",
-)  # fmt: skip
-"""Numbers of summary.json that are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +83,7 @@ class Group:
     Attributes:
         label: The method, with the settings that distinguish the group from others of the method.
         runs: The runs.
-        numbers: Each of `NUMBERS`, over the runs.
+        numbers: Each of `numbers_of` the task, over the runs.
         difference: From the reference group; None for the reference itself, and where no clients can be paired.
     """
 
@@ -113,12 +107,14 @@ class Comparison:
         reference: The group that the others are compared with: the best one of local training if there is any, else the
             first.
         differing: Each setting that differs between groups, with the value of each group.
+        task: What all runs predict.
         notes: What a reader must know before drawing conclusions.
     """
 
     groups: Sequence[Group]
     reference: Group
     differing: Mapping[str, Sequence[Scalar]]
+    task: Task
     notes: Sequence[str]
 
     @property
@@ -128,7 +124,7 @@ class Comparison:
             return []
         others = [group for group in self.groups if group.method != LOCAL]
         others.sort(key=lambda group: group.difference.mean if group.difference else -math.inf, reverse=True)
-        return [_answer(group) for group in others]
+        return [_answer(group, self.task) for group in others]
 
     def entry(self) -> dict[str, Any]:
         """Return the comparison as JSON."""
@@ -156,21 +152,26 @@ def compare(paths: Sequence[Path]) -> Comparison:
         paths: Folders of at least two runs, each with a finished round.
 
     Raises:
-        RunDirectoryError: If a folder is not a run's or is given twice, or there are fewer than two.
+        RunDirectoryError: If a folder is not a run's or is given twice, there are fewer than two, or their tasks
+            differ.
     """
     places = [path.resolve() for path in paths]
     if len(set(places)) < max(2, len(places)):
         raise RunDirectoryError(f"a comparison needs at least two different runs; got {', '.join(map(str, paths))}")
     runs = [Run.read(path) for path in places]
+    if len(tasks := {task_of(run.settings) for run in runs}) > 1:
+        names = ", ".join(sorted(task.name for task in tasks))
+        raise RunDirectoryError(f"runs of different tasks cannot be compared; got {names}")
+    (task,) = tasks
     known = dict.fromkeys(key for run in runs for key in run.settings)
     keys = [key for key in known if key not in IGNORED and _differ(key, runs)]
     by_values: dict[tuple[Scalar, ...], list[Run]] = {}
     for run in runs:
         by_values.setdefault(tuple(run.settings.get(key, "") for key in keys), []).append(run)
     labels = _labels(keys, list(by_values), runs[0])
-    numbers = [_numbers(found) for found in by_values.values()]
-    reference = _reference(list(by_values.values()), numbers)
-    ours = [_accuracies(found) for found in by_values.values()]
+    numbers = [_numbers(found, task) for found in by_values.values()]
+    reference = _reference(list(by_values.values()), numbers, task)
+    ours = [_scores(found, task) for found in by_values.values()]
     groups = [
         Group(
             label=label,
@@ -186,6 +187,7 @@ def compare(paths: Sequence[Path]) -> Comparison:
         groups=groups,
         reference=groups[reference],
         differing={key: [values[place] for values in by_values] for place, key in enumerate(keys)},
+        task=task,
         notes=_notes(groups, groups[reference]),
     )
 
@@ -201,10 +203,12 @@ def _differ(key: str, runs: Sequence[Run]) -> bool:
     return len({run.settings.get(key, "") for run in runs}) > 1
 
 
-def _reference(groups: Sequence[Sequence[Run]], numbers: Sequence[Mapping[str, Spread]]) -> int:
+def _reference(groups: Sequence[Sequence[Run]], numbers: Sequence[Mapping[str, Spread]], task: Task) -> int:
     """Return the place of the best group of local training, or 0 if there is none."""
     alone = [place for place, runs in enumerate(groups) if runs[0].settings["method"] == LOCAL]
-    return max(alone, key=lambda place: numbers[place]["test_accuracy"].mean or 0.0, default=0)
+    means = {place: numbers[place][task.key("test_accuracy")].mean for place in alone}
+    known = {place: mean for place, mean in means.items() if mean is not None}
+    return max(known, key=lambda place: known[place], default=alone[0] if alone else 0)
 
 
 def _labels(keys: Sequence[str], groups: Sequence[tuple[Scalar, ...]], first: Run) -> list[str]:
@@ -223,18 +227,18 @@ def _labels(keys: Sequence[str], groups: Sequence[tuple[Scalar, ...]], first: Ru
     return labels
 
 
-def _numbers(runs: Sequence[Run]) -> dict[str, Spread]:
-    return {name: Spread.of([run.summary[name] for run in runs]) for name in NUMBERS}
+def _numbers(runs: Sequence[Run], task: Task) -> dict[str, Spread]:
+    return {name: Spread.of([run.summary[name] for run in runs]) for name in numbers_of(task)}
 
 
-def _accuracies(runs: Sequence[Run]) -> dict[Client, float]:
-    """Return each client's personalized accuracy, the mean over the runs that have it."""
+def _scores(runs: Sequence[Run], task: Task) -> dict[Client, float]:
+    """Return each client's personalized score, the mean over the runs that have it."""
     found: dict[Client, list[float]] = {}
     for run in runs:
-        for client, accuracy in enumerate(run.summary["test_accuracy_per_client"] or ()):
-            if accuracy is not None:
-                found.setdefault((run.settings["data.seed"], client), []).append(accuracy)
-    return {client: statistics.fmean(accuracies) for client, accuracies in found.items()}
+        for client, score in enumerate(run.summary[task.key("test_accuracy_per_client")] or ()):
+            if score is not None:
+                found.setdefault((run.settings["data.seed"], client), []).append(score)
+    return {client: statistics.fmean(scores) for client, scores in found.items()}
 
 
 def _have_same_clients(runs: Sequence[Run]) -> bool:
@@ -250,15 +254,16 @@ def _have_same_clients(runs: Sequence[Run]) -> bool:
     return all(clients_of(run) == clients_of(runs[0]) for run in runs)
 
 
-def _answer(group: Group) -> str:
+def _answer(group: Group, task: Task) -> str:
     found = group.difference
     if found is None:
         return f"{group.label}: not known, as its clients cannot be paired with those of local training."
-    more = f"{abs(100 * found.mean):.1f} points {'above' if found.mean >= 0 else 'below'} training alone"
+    size = f"{abs(100 * found.mean):.1f} points" if task.has_shares else f"{task.score_title} {abs(found.mean):.3f}"
+    more = f"{size} {'above' if found.mean >= 0 else 'below'} training alone"
     if found.low is None or found.high is None:
         return f"{group.label}: {more} for a single client, which allows no conclusion."
     verdict = "yes" if found.low > 0 else "no" if found.high < 0 else "not measurably"
-    interval = f"95 % interval {100 * found.low:+.1f} to {100 * found.high:+.1f}"
+    interval = f"95 % interval {task.difference(found.low)} to {task.difference(found.high)}"
     return (
         f"{group.label}: {verdict}, {more} ({interval}; of {found.clients} clients, {found.better} better and "
         f"{found.worse} worse)."

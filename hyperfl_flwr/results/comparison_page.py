@@ -2,33 +2,36 @@
 
 from pathlib import Path
 
+from hyperfl_flwr.core.tasks import CLASSIFICATION, REGRESSION, Task
 from hyperfl_flwr.metrics.intervals import CONFIDENCE
 from hyperfl_flwr.pages.figures import captioned
 from hyperfl_flwr.pages.render import NOTHING, counted, plain, write_page
 from hyperfl_flwr.results.compare import Comparison, Run
 from hyperfl_flwr.results.differences import Difference, Spread
 from hyperfl_flwr.runs.plots import comparison_panels
-from hyperfl_flwr.runs.summary import SCORES
-
-ROW_HEADERS = (
-    "", "runs", "personalized %", "aggregate %", "worst client %", "MB up", "MB down", "s/round", "difference",
-    "better/worse",
-)  # fmt: skip
-"""Headers of `rows_of`: bytes are a client's in a round, differences those of personalized accuracy in points."""
-
-SCORE_HEADERS = (
-    "", "balanced accuracy %", "macro F1 %", "AUC %", "aggregate: balanced accuracy %", "macro F1 %", "AUC %",
-    "most common class %",
-)  # fmt: skip
-"""Headers of `score_rows`; the first three numbers are those of the personalized models."""
 
 MOST_NAMED = 3
 """Largest number of groups that the page's title names."""
 
 
+def row_headers(task: Task) -> tuple[str, ...]:
+    """Return the headers of `rows_of`: bytes are a client's in a round, differences those of personalized scores."""
+    unit = "%" if task.has_shares else task.score_title
+    kinds = (f"{kind} {unit}" for kind in ("personalized", "aggregate", "worst client"))
+    return "", "runs", *kinds, "MB up", "MB down", "s/round", "difference", "better/worse"
+
+
+def score_headers(task: Task) -> tuple[str, ...]:
+    """Return the headers of `score_rows`; the first numbers are those of the personalized models."""
+    unit = " %" if task.has_shares else ""
+    names = [title.partition(" (")[0] + unit for title in task.score_titles]
+    usual = {CLASSIFICATION: ["most common class %"], REGRESSION: []}.get(task, ["most common values %"])
+    return "", *names, f"aggregate: {names[0]}", *names[1:], *usual
+
+
 def rows_of(found: Comparison) -> list[tuple[str, ...]]:
-    """Return a row of text for each group; see `ROW_HEADERS`."""
-    rows = []
+    """Return a row of text for each group; see `row_headers`."""
+    rows, task = [], found.task
     for group in found.groups:
         numbers = group.numbers
         up, down = (numbers[f"bytes_{way}_per_client_round"].mean for way in ("up", "down"))
@@ -37,10 +40,10 @@ def rows_of(found: Comparison) -> list[tuple[str, ...]]:
             (
                 group.label,
                 str(len(group.runs)),
-                *(_percent(numbers[f"test_accuracy{part}"]) for part in ("", "_aggregate", "_worst")),
+                *(_value(numbers[task.key(f"test_accuracy{part}")], task) for part in ("", "_aggregate", "_worst")),
                 *(NOTHING if size is None else f"{size / 1e6:.2f}" for size in (up, down)),
                 f"{numbers['seconds_per_round'].mean or 0.0:.2f}",
-                "reference" if is_reference else _points(group.difference),
+                "reference" if is_reference else _points(group.difference, task),
                 "" if is_reference else _counts(group.difference),
             )
         )
@@ -48,13 +51,14 @@ def rows_of(found: Comparison) -> list[tuple[str, ...]]:
 
 
 def score_rows(found: Comparison) -> list[tuple[str, ...]]:
-    """Return a row for each group; see `SCORE_HEADERS`."""
+    """Return a row for each group; see `score_headers`."""
+    task = found.task
     names = [
-        *(f"test_{name}" for name in SCORES),
-        *(f"test_{name}_aggregate" for name in SCORES),
-        "test_majority_share",
+        *(f"test_{name}" for name in task.all_scores),
+        *(f"test_{name}_aggregate" for name in task.all_scores),
+        *(("test_majority_share",) if task.has_shares else ()),
     ]
-    return [(group.label, *(_percent(group.numbers[name]) for name in names)) for group in found.groups]
+    return [(group.label, *(_value(group.numbers[name], task) for name in names)) for group in found.groups]
 
 
 def settings_rows(found: Comparison) -> list[tuple[str, ...]]:
@@ -72,9 +76,9 @@ def write_comparison(found: Comparison, file: Path) -> Path:
         found=found,
         title=" and ".join(labels) if len(labels) <= MOST_NAMED else f"{len(labels)} settings compared",
         data="; ".join(dict.fromkeys(map(_data, runs))),
-        headers=ROW_HEADERS,
+        headers=row_headers(found.task),
         rows=rows_of(found),
-        score_headers=SCORE_HEADERS,
+        score_headers=score_headers(found.task),
         scores=score_rows(found),
         confidence=f"{100 * CONFIDENCE:.0f} %",
         settings=settings_rows(found),
@@ -92,19 +96,20 @@ def _data(run: Run) -> str:
     return f"{run.summary['dataset']}, {counted(run.summary['num_clients'], 'client')}"
 
 
-def _percent(spread: Spread) -> str:
+def _value(spread: Spread, task: Task) -> str:
     if spread.mean is None:
         return NOTHING
-    deviation = "" if spread.deviation is None else f" ± {100 * spread.deviation:.1f}"
-    return f"{100 * spread.mean:.1f}{deviation}"
+    values = [spread.mean, *([] if spread.deviation is None else [spread.deviation])]
+    return " ± ".join(f"{100 * value:.1f}" if task.has_shares else f"{value:.3f}" for value in values)
 
 
-def _points(difference: Difference | None) -> str:
+def _points(difference: Difference | None, task: Task) -> str:
     if difference is None:
         return NOTHING
+    mean = task.difference(difference.mean)
     if difference.low is None or difference.high is None:
-        return f"{100 * difference.mean:+.1f}"
-    return f"{100 * difference.mean:+.1f} ({100 * difference.low:+.1f} to {100 * difference.high:+.1f})"
+        return mean
+    return f"{mean} ({task.difference(difference.low)} to {task.difference(difference.high)})"
 
 
 def _counts(difference: Difference | None) -> str:

@@ -29,6 +29,7 @@ from hyperfl_flwr.app.restore import Restored, restored
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.rng import seed_for
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.tasks import TASKS
 from hyperfl_flwr.data.digests import Digests
 from hyperfl_flwr.data.federated_data import ClientData
 from hyperfl_flwr.data.sample_format import title_of
@@ -40,11 +41,8 @@ from hyperfl_flwr.runs.run_directory import read_metrics
 
 State = Literal["personalized", "aggregate"]
 
-_NUMBERS = {
-    "personalized": ("client", "personalized_accuracy"),
-    "aggregate": ("client-aggregate", "aggregate_accuracy"),
-}
-"""Kind of line and name of the accuracy in metrics.jsonl, by state."""
+_LINES = {"personalized": "client", "aggregate": "client-aggregate"}
+"""Kind of line in metrics.jsonl about a client's model, by state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +58,7 @@ class Exported:
         method: Method of the run.
         dataset: Data set of the run.
         experiment: Identity of the run.
-        accuracy: Accuracy on the client's test data as recorded by the run; None if it was not recorded.
+        score: Main score on the client's test data as recorded by the run; None if it was not recorded.
         notes: Notes for the user.
         trained_on: Digests of the training samples as stored by a node; None if they are not stored with the model.
     """
@@ -73,19 +71,20 @@ class Exported:
     method: str
     dataset: str
     experiment: str
-    accuracy: float | None
+    score: float | None
     notes: tuple[str, ...] = ()
     trained_on: Digests | None = field(default=None, repr=False)
 
     def about(self) -> dict[str, Any]:
         """Return the entries of a model's JSON description, without the recipe."""
-        names = ("client", "state", "round", "method", "dataset", "experiment", "accuracy")
-        return {name: getattr(self, name) for name in names}
+        names = ("client", "state", "round", "method", "dataset", "experiment")
+        return {**{name: getattr(self, name) for name in names}, TASKS[self.recipe.task].score: self.score}
 
     def __str__(self) -> str:
         model = "the global model" if self.client is None else f"client {self.client}'s model"
         moment = "after its local training in" if self.state == "personalized" else "as aggregated after"
-        known = "" if self.accuracy is None else f"; its test accuracy was {100 * self.accuracy:.2f} %"
+        task = TASKS[self.recipe.task]
+        known = "" if self.score is None else f"; its test {task.score_title} was {task.text(self.score)}"
         return f"{model} of {self.method}, {moment} round {self.round}{known}"
 
 
@@ -188,6 +187,8 @@ def restored_client(found: Restored, client: int) -> BaseClient:
             std=found.recipe.std,
             round=found.round,
             classes=found.recipe.classes,
+            target_mean=found.recipe.target_mean,
+            target_std=found.recipe.target_std,
         )
     )
 
@@ -208,17 +209,17 @@ def _exported(
         method=found.config.method,
         dataset=found.data.title,
         experiment=found.experiment,
-        accuracy=None if client is None else _recorded(found.run, client, state, server_round),
+        score=None if client is None else _recorded(found, client, state, server_round),
         notes=found.notes,
     )
 
 
-def _recorded(run: Path, client: int, state: State, server_round: int) -> float | None:
-    """Return the recorded accuracy of a client's model; None if it was not recorded."""
-    kind, name = _NUMBERS[state]
-    for line in read_metrics(run):
+def _recorded(found: Restored, client: int, state: State, server_round: int) -> float | None:
+    """Return the recorded score of a client's model; None if it was not recorded."""
+    kind, name = _LINES[state], f"{state}_{TASKS[found.config.task].score}"
+    for line in read_metrics(found.run):
         if (line["kind"], line["round"], line.get("client")) == (kind, server_round, client):
-            value = float(line.get(name, math.nan))  # a node with max-epsilon sends no accuracies
+            value = float(line.get(name, math.nan))  # a node with max-epsilon sends no scores
             return None if math.isnan(value) else value  # NaN: the client has no test data
     return None
 
@@ -246,7 +247,7 @@ def model_of_node(states: Path, client: int, experiment: str | None = None) -> E
         method=kept.method,
         dataset=title_of(kept.dataset),  # earlier versions stored a path here, which must not leave the node
         experiment=kept.experiment,
-        accuracy=None if math.isnan(kept.accuracy) else kept.accuracy,
+        score=None if math.isnan(kept.score) else kept.score,
         trained_on=kept.trained_on if len(kept.trained_on) else None,
     )
 

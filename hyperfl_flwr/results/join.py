@@ -28,12 +28,13 @@ from hyperfl_flwr.core.errors import HyperFLError, RunDirectoryError, StateError
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.core.tasks import Task
 from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.data.federated_data import ClientData
 from hyperfl_flwr.data.grouped_split import AUTO
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.metrics.classification import evaluate
+from hyperfl_flwr.metrics.evaluation import evaluate
 from hyperfl_flwr.models.layers.dropout import seed_dropout
 from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.models.provenance import refuse_other_body
@@ -67,8 +68,9 @@ class Joined:
     """Result of joining a run.
 
     Attributes:
-        accuracy_before: Accuracy on the client's test data with initial private parts.
-        accuracy_after: Accuracy on the client's test data after training them.
+        task: What the client's model predicts.
+        score_before: Main score on the client's test data with initial private parts.
+        score_after: The same after training them.
         train_examples: Number of training samples.
         test_examples: Number of test samples.
         seconds: Duration of the training.
@@ -76,8 +78,9 @@ class Joined:
         notes: Notes for the user about the data.
     """
 
-    accuracy_before: float
-    accuracy_after: float
+    task: Task
+    score_before: float
+    score_after: float
     train_examples: int
     test_examples: int
     seconds: float
@@ -182,7 +185,7 @@ def join(
         grouping: What keeps samples together in one part, see `data.group-by`.
 
     Returns:
-        The accuracies before and after training, and the model's files.
+        The scores before and after training, and the model's files.
 
     Raises:
         HyperFLError: If the data do not fit, or the folder is in use.
@@ -198,22 +201,23 @@ def join(
     # What is shared must stay, running statistics among it; `join` switches what it trains.
     member.set_mode(training=False)
     seed_dropout(member.networks(), torch_generator(shared.config.seed, "joining"))
-    before = evaluate(member.predictor(), data.test_images, data.test_labels).accuracy
+    before = evaluate(member.predictor(), data.test_images, data.test_labels)
     began = time.perf_counter()
     member.join(rounds, numpy_generator(shared.config.seed, "joining"))
     seconds = time.perf_counter() - began
     member.set_mode(training=False)
-    after = evaluate(member.predictor(), data.test_images, data.test_labels).accuracy
+    after = evaluate(member.predictor(), data.test_images, data.test_labels)
     output.mkdir(mode=0o700, parents=True, exist_ok=True)
     about: dict[str, Any] = {
         "state": "joined", "method": shared.config.method, "experiment": shared.experiment, "round": shared.round,
-        "dataset": title_of(dataset), "accuracy_before": before, "accuracy": after,
+        "dataset": title_of(dataset), f"{after.task.score}_before": before.score, after.task.score: after.score,
         "train_examples": len(data.train_labels), "test_examples": len(data.test_labels), "rounds": rounds,
         "seconds": seconds,
     }  # fmt: skip
     return Joined(
-        accuracy_before=before,
-        accuracy_after=after,
+        task=after.task,
+        score_before=before.score,
+        score_after=after.score,
         train_examples=len(data.train_labels),
         test_examples=len(data.test_labels),
         seconds=seconds,
@@ -234,5 +238,7 @@ def _member(shared: Shared, data: ClientData, output: Path, device: torch.device
             mean=shared.recipe.mean,
             std=shared.recipe.std,
             classes=shared.recipe.classes,
+            target_mean=shared.recipe.target_mean,
+            target_std=shared.recipe.target_std,
         )
     )

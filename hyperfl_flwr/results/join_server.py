@@ -13,6 +13,7 @@ from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.joining import has_new_clients, open_joinable
 from hyperfl_flwr.config.node_config import JOIN_DATA, NOVEL_OUTPUT, SIMULATED
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.tasks import TASKS, Task
 from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.data.grouped_split import AUTO
 from hyperfl_flwr.models.standalone import FACTS, PARAMETERS, SCRIPT
@@ -27,18 +28,20 @@ class JoinedByServer:
     """Result of joining a run with its server.
 
     Attributes:
-        accuracy_before: Accuracy on the client's test data of the model that the first embedding generates.
-        accuracy_generated: The same of the trained embedding.
-        accuracy: The same after local training of that model; it is the one that is kept.
+        task: What the client's model predicts.
+        score_before: Main score on the client's test data of the model that the first embedding generates.
+        score_generated: The same of the trained embedding.
+        score: The same after local training of that model; it is the one that is kept.
         seconds: Duration of the exchange.
         served: Data that the server saw and sent.
         notes: Notes for the user about the run.
         files: Paths of the model's files.
     """
 
-    accuracy_before: float
-    accuracy_generated: float
-    accuracy: float
+    task: Task
+    score_before: float
+    score_generated: float
+    score: float
     seconds: float
     served: JoinedClient
     notes: tuple[str, ...]
@@ -100,11 +103,12 @@ def join_with_server(
     }
     began = time.perf_counter()
     (served,) = source.join(InProcessGrid(app, 1, {}, node), rounds)
-    facts = json.loads((output / FACTS).read_text())
+    facts, task = json.loads((output / FACTS).read_text()), TASKS[source.recipe.task]
     return JoinedByServer(
-        accuracy_before=facts["accuracy_before"],
-        accuracy_generated=facts["accuracy_generated"],
-        accuracy=facts["accuracy"],
+        task=task,
+        score_before=facts[f"{task.score}_before"],
+        score_generated=facts[f"{task.score}_generated"],
+        score=facts[task.score],
         seconds=time.perf_counter() - began,
         served=served,
         notes=(*source.notes, *found.notes),

@@ -10,11 +10,22 @@ from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.tasks import CLASSIFICATION, Task, task_of
 from hyperfl_flwr.data.sample_format import shape_text
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.intervals import of_share
 from hyperfl_flwr.pages.figures import captioned, svg
-from hyperfl_flwr.pages.render import NOTHING, Settings, counted, interval_text, megabytes, percent, plain, write_page
+from hyperfl_flwr.pages.render import (
+    NOTHING,
+    Settings,
+    counted,
+    interval_text,
+    megabytes,
+    percent,
+    plain,
+    score_interval_text,
+    write_page,
+)
 from hyperfl_flwr.runs.cross_site import CrossSite
 from hyperfl_flwr.runs.kept_models import KeptModels
 from hyperfl_flwr.runs.listed_clients import clients_per_node, is_listed, label_rows
@@ -33,7 +44,7 @@ from hyperfl_flwr.runs.run_directory import (
     trained_settings,
 )
 from hyperfl_flwr.runs.run_sources import method_of
-from hyperfl_flwr.runs.summary import NOT_KNOWN, SCORES, fall_text, majority_text, summarise
+from hyperfl_flwr.runs.summary import NOT_KNOWN, fall_text, majority_text, summarise
 
 MOST_FAILURES = 100
 """Largest number of failures that the report lists; a long run may have thousands, and all are in its folder."""
@@ -41,20 +52,20 @@ MOST_FAILURES = 100
 MOST_CLIENTS = 1000
 """Largest number of clients of which the report lists each."""
 
-SCORE_NAMES = dict(zip(SCORES, ("balanced accuracy (mean recall of the classes)", "macro F1", "AUC"), strict=True))
-
-ACCURACIES = {
-    "test_accuracy_std": "standard deviation of personalized accuracy over the clients",
-    "test_accuracy_worst_decile": "personalized accuracy of the worst tenth of the clients",
-    "test_accuracy_worst": "personalized accuracy of the worst client",
+SPREAD = {
+    "test_accuracy_std": "standard deviation of personalized {} over the clients",
+    "test_accuracy_worst_decile": "personalized {} of the worst tenth of the clients",
+    "test_accuracy_worst": "personalized {} of the worst client",
 }
-GLOBAL_ACCURACIES = {
-    "global_test_accuracy": "personalized accuracy on all test data of the data set",
-    "global_test_accuracy_aggregate": "aggregate accuracy on all test data of the data set",
+"""Numbers of summary.json about single clients, with `{}` for the main score."""
+
+GLOBAL_SCORES = {
+    "global_test_accuracy": "personalized {} on all test data of the data set",
+    "global_test_accuracy_aggregate": "aggregate {} on all test data of the data set",
 }
 ROUNDS_TO_TARGET = {
-    "rounds_to_target": "first round with a mean personalized accuracy of {} %",
-    "rounds_to_target_aggregate": "first round with a mean aggregate accuracy of {} %",
+    "rounds_to_target": "first round with a mean personalized {} of {}",
+    "rounds_to_target_aggregate": "first round with a mean aggregate {} of {}",
 }
 
 
@@ -78,7 +89,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         raise RunDirectoryError(f"{error}; wait for the first round before writing a report") from None
     file, client, data = output or path / "report.html", client_of(method_of(path)), RunData.read(manifest)
     config = RunConfig.from_flat(settings_of(path))
-    matrix = CrossSite.read(path)
+    matrix, task = CrossSite.read(path), task_of(summary)
     reductions = client.weighted(equal=manifest["settings"].get("privacy.unit") == "client")
     write_page(
         file,
@@ -86,22 +97,24 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         manifest=manifest,
         summary=summary,
         method=METHODS[summary["method"]],
-        personalized=_mean_of(summary, "test_accuracy"),
-        aggregate=_mean_of(summary, "test_accuracy_aggregate"),
+        task=task,
+        personalized=_score_card(summary, "test_accuracy"),
+        aggregate=_score_card(summary, "test_accuracy_aggregate"),
         state=_state(manifest, summary),
         problem=manifest["problem"],
         majority=majority_text(summary),
         fall=fall_text(summary),
         secure_sums=_secure_sums(manifest, summary) if has_secure_sums(manifest) else "",
         privacy=statement_text(summary["privacy"]),
-        data=_described(data),
+        data=_described(data, task),
         networks=_networks(config),
         figures=_figures(path, summary),
         labels_figure=_labels(manifest),
         matrix=matrix,
         matrix_figure=_matrix(matrix),
         simulated=is_simulation(manifest),
-        accuracies=list(_accuracies(path, summary, unknown=NOT_KNOWN if has_secure_sums(manifest) else "none")),
+        scores=list(_scores(path, summary, unknown=NOT_KNOWN if has_secure_sums(manifest) else "none")),
+        client_headers=_client_headers(task),
         each_client=list(_each_client(path, summary)),
         shared=", ".join(f"{name} ({reduction.value.replace('_', ' ')})" for name, reduction in reductions.items()),
         private=", ".join(client.kept_groups(config)),
@@ -127,15 +140,18 @@ def _state(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     return f"The run {state}: {counted(summary['rounds'], 'round')}, {clients} on {nodes}."
 
 
-def _mean_of(summary: Mapping[str, Any], name: str) -> str:
-    """Say over how many clients a mean accuracy is, and its standard error if they were drawn."""
+def _score_card(summary: Mapping[str, Any], name: str) -> tuple[str, str]:
+    """Return a mean score, over how many clients it is, and its standard error if they were drawn."""
+    task = task_of(summary)
+    name = task.key(name)
     number, error = summary[f"{name}_num_clients"], summary[f"{name}_sem"]
     drawn = (
-        "" if error is None else f" drawn from {summary['num_clients']:,}, with a standard error of {percent(error)}"
+        "" if error is None else f" drawn from {summary['num_clients']:,}, with a standard error of {task.text(error)}"
     )
     known = summary.get(f"{name}_interval")
-    interval = f"; 95 % interval over clients: {interval_text(known)}" if known else ""
-    return f"mean of {counted(number, 'client')}{drawn}{interval}"
+    interval = f"; 95 % interval over clients: {score_interval_text(known, task)}" if known else ""
+    value = summary[name]
+    return "none" if value is None else task.text(value), f"mean of {counted(number, 'client')}{drawn}{interval}"
 
 
 def _secure_sums(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
@@ -157,10 +173,10 @@ def _secure_sums(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str
     return " ".join(parts)
 
 
-def _described(data: RunData) -> str:
+def _described(data: RunData, task: Task) -> str:
     if data.num_classes is None or data.input_shape is None or str(data.num_classes) in data.title:
         return data.title
-    return f"{data.title}, {data.num_classes} classes, {shape_text(data.input_shape)}"
+    return f"{data.title}, {task.counted(data.num_classes)}, {shape_text(data.input_shape)}"
 
 
 def _networks(config: RunConfig) -> str:
@@ -173,41 +189,52 @@ def _networks(config: RunConfig) -> str:
     return "; ".join(f"{name}: clients {', '.join(map(str, some))}" for name, some in clients.items())
 
 
+def _client_headers(task: Task) -> list[str]:
+    """Return the headers of the rows of `_each_client`."""
+    names = [title.partition(" (")[0] for title in task.score_titles]
+    interval, usual = (["interval"], ["most common class"]) if task is CLASSIFICATION else ([], [])
+    return ["client", "test samples", task.score_title, *interval, *names, *usual]
+
+
 def _each_client(path: Path, summary: Mapping[str, Any]) -> Iterable[tuple[str, ...]]:
-    """Yield a row for each client with an accuracy; none with secure sums, or of very many clients."""
-    if summary["test_accuracy_per_client"] is None or summary["num_clients"] > MOST_CLIENTS:
+    """Yield a row for each client with a score; none with secure sums, or of very many clients."""
+    task = task_of(summary)
+    if summary[task.key("test_accuracy_per_client")] is None or summary["num_clients"] > MOST_CLIENTS:
         return
     kept = KeptModels.of({"keep": summary["keep"]}, list(read_metrics(path)), summary["rounds"])
     clients = kept.clients(summary["num_clients"])
-    of_model = [clients.numbers(name) for name in ("accuracy", *SCORES)]
+    of_model = [clients.numbers(name) for name in (task.score, *task.all_scores)]
     of_data = [clients.numbers(name, of_kind=False) for name in ("test_examples", "majority_share")]
-    for client, (number, share, accuracy, *scores) in enumerate(zip(*of_data, *of_model, strict=True)):
-        if accuracy is not None:
+    for client, (number, share, score, *scores) in enumerate(zip(*of_data, *of_model, strict=True)):
+        if score is not None:
             total = int(number or 0)
-            interval = interval_text(of_share(round(accuracy * total), total))
-            shares = (NOTHING if value is None else percent(value) for value in (*scores, share))
-            yield str(client), str(total), percent(accuracy), interval, *shares
+            interval, usual = [], []
+            if task is CLASSIFICATION:
+                interval, usual = [interval_text(of_share(round(score * total), total))], [share]
+            shown = (NOTHING if value is None else task.text(value) for value in (*scores, *usual))
+            yield str(client), str(total), task.text(score), *interval, *shown
 
 
-def _accuracies(path: Path, summary: Mapping[str, Any], unknown: str) -> Iterable[tuple[str, str]]:
-    for key, name in ACCURACIES.items():
-        yield name, unknown if summary[key] is None else percent(summary[key])
-    for key, name in SCORE_NAMES.items():
+def _scores(path: Path, summary: Mapping[str, Any], unknown: str) -> Iterable[tuple[str, str]]:
+    task = task_of(summary)
+    for key, name in SPREAD.items():
+        value = summary[task.key(key)]
+        yield name.format(task.score_title), unknown if value is None else task.text(value)
+    for key, name in zip(task.all_scores, task.score_titles, strict=True):
         for kind, part in (("personalized", ""), ("aggregate", "_aggregate")):
             if summary[f"test_{key}{part}"] is not None:
-                yield f"{name}, {kind}", percent(summary[f"test_{key}{part}"])
+                yield f"{name}, {kind}", task.text(summary[f"test_{key}{part}"])
     if summary["test_majority_share"] is not None:
-        yield (
-            "share of the most common class, which says what an accuracy is worth",
-            percent(summary["test_majority_share"]),
-        )
-    for key, name in GLOBAL_ACCURACIES.items():
-        if summary[key] is not None:
-            yield name, percent(summary[key])
+        share = "share of the most common class" if task is CLASSIFICATION else "share of the most common values"
+        yield f"{share}, which says what an accuracy is worth", percent(summary["test_majority_share"])
+    for key, name in GLOBAL_SCORES.items():
+        if (value := summary[task.key(key)]) is not None:
+            yield name.format(task.score_title), task.text(value)
     if target := float(read_manifest(path)["settings"].get("target-accuracy", 0)):
+        shown = f"{100 * target:g} %" if task.has_shares else f"{target:g}"
         for key, name in ROUNDS_TO_TARGET.items():
             number = summary[key]
-            yield name.format(f"{100 * target:g}"), "none" if number is None else str(number)
+            yield name.format(task.score_title, shown), "none" if number is None else str(number)
     for (way, corruption), found in means(read_novel(path)).items():
         name = f"novel clients, {way}" + ("" if corruption == "none" else f", {corruption}")
         yield name, f"{found} %".replace("+-", "±")
@@ -224,17 +251,17 @@ def _costs(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _figures(path: Path, summary: Mapping[str, Any]) -> list[tuple[str, Markup]]:
-    """Draw the run's accuracy and loss; returns (caption, figure) pairs."""
-    drawn = run_panels(path)
-    if summary["test_accuracy_per_client"] is not None:
-        last = "personalized test accuracy of each client after the last round"
-        drawn[last] = clients_figure(summary["test_accuracy_per_client"])
+    """Draw the run's main score and loss; returns (caption, figure) pairs."""
+    drawn, task = run_panels(path), task_of(summary)
+    if (of_clients := summary[task.key("test_accuracy_per_client")]) is not None:
+        last = f"personalized test {task.score_title} of each client after the last round"
+        drawn[last] = clients_figure(of_clients, task)
     return captioned(drawn)
 
 
 def _labels(manifest: Mapping[str, Any]) -> Markup | None:
-    """Draw the label distribution; None in a deployment, or with more clients than the manifest lists."""
-    if not is_listed(manifest):
+    """Draw the label distribution; None without classes, in a deployment, or with too many clients for the manifest."""
+    if not is_listed(manifest) or task_of(manifest["settings"]) is not CLASSIFICATION:
         return None
     figure = labels_figure(label_rows(manifest))
     return svg(figure, "labels", "number of training samples of each client and class")

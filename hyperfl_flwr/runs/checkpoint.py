@@ -28,11 +28,11 @@ class Progress:
         trainings: Number of requested client trainings so far.
         failed_trainings: Number of those that failed.
         failed_rounds: Number of consecutive rounds, up to this one, in which no sampled client finished.
-        best_validation: Highest mean accuracy on validation data by kind of model, `aggregate` and `personalized`;
-            empty without validation data that decide about rounds.
-        best_round: The round, the last of several, after which the models had that accuracy.
-        last_rise: The last round after which one of these accuracies was higher than ever before.
-        rounds_without_rise: Number of rounds with known accuracies since then.
+        best_validation: Highest mean accuracy on validation data, or merit of another task (`Task.merit`), by kind of
+            model, `aggregate` and `personalized`; empty without validation data that decide about rounds.
+        best_round: The round, the last of several, after which the models had that merit.
+        last_rise: The last round after which one of these means was higher than ever before.
+        rounds_without_rise: Number of rounds with known means since then.
     """
 
     round: int = 0

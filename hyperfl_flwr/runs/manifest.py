@@ -15,6 +15,7 @@ import torch
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.commit import COMMIT
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.tasks import task_of
 from hyperfl_flwr.core.versions import COMMIT_VARIABLE, versions
 from hyperfl_flwr.runs.listed_clients import labels_entry, nodes_entry
 from hyperfl_flwr.runs.run_data import RunData
@@ -54,7 +55,7 @@ def new(
         "devices": [None] * roster.num_nodes,
         "present_at_start": [node.partition for node in federation.nodes],
         "partitioned_by": federation.nodes[0].properties["partitioned-by"],
-        "data": RunData.of(federation, str(settings["dataset"])).entry(),
+        "data": RunData.of(federation, str(settings["dataset"]), task_of(settings)).entry(),
         **(_label_counts(federation, int(settings["num-clients"])) if roster.simulated else {}),
         **sources,
     }
@@ -73,7 +74,9 @@ def with_nodes(old: Mapping[str, Any], roster: Roster) -> dict[str, Any]:
     excluded = [asdict(exclusion) for exclusion in roster.exclusions]
     data = RunData.read(old)
     if nodes:  # there may be none: all may be away or excluded
-        data = RunData.of(roster.federation, str(old["settings"]["dataset"])).with_earlier(data)
+        settings = old["settings"]
+        now = RunData.of(roster.federation, str(settings["dataset"]), task_of(settings))
+        data = now.with_earlier(data)
     found = {"devices": devices, "joined": joined, "refused": refused, "excluded": excluded, "data": data.entry()}
     return {**old, **found}
 

@@ -5,7 +5,7 @@ that the figures are readable in black and white.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +14,20 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
+from hyperfl_flwr.core.tasks import Task, task_of
+from hyperfl_flwr.runs.panels import BLUE, COLOURS, Curve, RunPanels, curve_of, draw_curves, in_units, over_rounds
 from hyperfl_flwr.runs.run_data import RunData
-from hyperfl_flwr.runs.run_directory import Record, has_secure_sums, read_manifest, read_metrics
+from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
 
 INK, RULES = "#1b1f24", "#c9ced4"
 """Colours of text and axes, and of the grid."""
-
-BLUE, VERMILLION = "#0072b2", "#d55e00"
-COLOURS = (BLUE, VERMILLION, "#009e73", "#cc79a7")
-"""Colours of data: M. Okabe and K. Ito, Color Universal Design, 2008."""
 
 RUN_STYLES = [(style, COLOURS[number % len(COLOURS)]) for number, style in enumerate(
     ("-o", "--s", ":^", "-.d", "--o", "-s", "-.^", ":d")
 )]  # fmt: skip
 """Line, marker and colour of each run in a figure of several."""
-
-COMPARED = {
-    "personalized accuracy (after local training)": ("train", "personalized_accuracy"),
-    "aggregate accuracy (as received)": ("aggregate", "aggregate_accuracy"),
-}
-"""Kind and name of the curves of a comparison, by caption."""
 
 STYLE: dict[Any, Any] = {
     "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
@@ -53,15 +45,9 @@ MOST_LABELS = 24
 LARGEST_DOT, DOT_SIZES = 9.0, 8
 """Diameter of the largest dot of `labels_figure` in points, and the number of different dot sizes."""
 
-DEVIATION = "personalized_accuracy_std"
-"""Name of the standard deviation over the clients in metrics.jsonl; only with secure sums of enough clients."""
-
-Curve = tuple[list[int], list[float]]
-"""Rounds and values of a curve."""
-
 
 def plot_run(path: Path) -> Path:
-    """Draw accuracy, training loss and the spread of the clients' accuracies of a run over its rounds.
+    """Draw main score, training loss and the spread of the clients' scores of a run over its rounds.
 
     Args:
         path: The run folder.
@@ -85,7 +71,7 @@ def save(figure: Figure, picture: Path) -> None:
 def run_figure(path: Path) -> Figure:
     """Return the figure of `plot_run`."""
     records, manifest = list(read_metrics(path)), read_manifest(path)
-    panels = _panels_of(manifest, records)
+    panels = RunPanels(manifest).of(records)
     figure = _figure(10 * len(panels) / 3, 3.6)
     settings = manifest["settings"]
     title = f"{settings['method']} on {RunData.read(manifest).title}, {settings['num-clients']} clients"
@@ -100,36 +86,36 @@ def run_figure(path: Path) -> Figure:
 def run_panels(path: Path) -> dict[str, Figure]:
     """Return each panel of `plot_run` as a separate figure, by caption."""
     records, figures = list(read_metrics(path)), {}
-    for caption, draw in _panels_of(read_manifest(path), records).items():
+    for caption, draw in RunPanels(read_manifest(path)).of(records).items():
         figures[caption] = _figure(*PANEL_INCHES)
         draw(figures[caption].subplots(), records)
     return figures
 
 
 @rc_context(STYLE)
-def accuracy_figure(personalized: Curve, aggregate: Curve) -> Figure:
-    """Draw the accuracies of one client over the rounds."""
+def score_figure(personalized: Curve, aggregate: Curve, task: Task) -> Figure:
+    """Draw the main scores of one client over the rounds."""
     figure = _figure(*PANEL_INCHES)
-    _draw_curves(figure.subplots(), personalized, aggregate)
+    draw_curves(figure.subplots(), personalized, aggregate, task)
     return figure
 
 
 @rc_context(STYLE)
-def clients_figure(accuracies: Sequence[float | None]) -> Figure:
-    """Draw the clients' accuracies as bars in ascending order; clients without an accuracy are omitted."""
-    known = sorted((accuracy, client) for client, accuracy in enumerate(accuracies) if accuracy is not None)
+def clients_figure(scores: Sequence[float | None], task: Task) -> Figure:
+    """Draw the clients' main scores as bars in ascending order; clients without a score are omitted."""
+    known = sorted((score, client) for client, score in enumerate(scores) if score is not None)
     figure = _figure(*PANEL_INCHES)
     axes = figure.subplots()
     # One path for all bars, with gaps of height 0: a page with a thousand clients stays small.
-    heights = [height for accuracy, _ in known for height in (accuracy, 0.0)][:-1]
+    heights = [height for score, _ in known for height in (score, 0.0)][:-1]
     edges = [edge for position in range(len(known)) for edge in (position - 0.4, position + 0.4)]
     axes.stairs(heights, edges or [0.0], fill=True, color=BLUE)
     named = known if len(known) <= MOST_LABELS else []
     axes.set_xticks(range(len(named)), [str(client) for _, client in named], fontsize="small")
     axes.grid(visible=False, axis="x")
     axes.set_xlabel("client, from the lowest to the highest" if named else "clients, from the lowest to the highest")
-    axes.set_ylim(bottom=0)
-    _in_percent(axes)
+    axes.set_ylim(bottom=min(0.0, *(score for score, _ in known)) if known else 0.0)
+    in_units(axes, task)
     return figure
 
 
@@ -156,7 +142,7 @@ def labels_figure(counts: Sequence[Sequence[int]]) -> Figure:
 
 @rc_context(STYLE)
 def plot_comparison(paths: Mapping[str, Sequence[Path]], picture: Path) -> None:
-    """Draw the personalized and the aggregate accuracy of several runs over the rounds.
+    """Draw the personalized and the aggregate score of several runs over the rounds.
 
     Args:
         paths: Run folders by name; runs with the same name have the same colour and line style.
@@ -164,8 +150,9 @@ def plot_comparison(paths: Mapping[str, Sequence[Path]], picture: Path) -> None:
     """
     figure = _figure(8, 3.6)
     panels = figure.subplots(1, 2, sharey=True)
-    for panel, (caption, curve) in zip(panels, COMPARED.items(), strict=True):
-        _draw_runs(panel, paths, curve)
+    task = _task(paths)
+    for panel, (caption, curve) in zip(panels, _compared(task).items(), strict=True):
+        _draw_runs(panel, paths, curve, task)
         panel.set_title(caption, fontsize="medium")
     panels[0].legend(loc="lower right")
     save(figure, picture)
@@ -174,118 +161,40 @@ def plot_comparison(paths: Mapping[str, Sequence[Path]], picture: Path) -> None:
 @rc_context(STYLE)
 def comparison_panels(paths: Mapping[str, Sequence[Path]]) -> dict[str, Figure]:
     """Return each panel of `plot_comparison` as a separate figure, by caption."""
-    figures = {}
-    for caption, curve in COMPARED.items():
+    figures, task = {}, _task(paths)
+    for caption, curve in _compared(task).items():
         figures[caption] = _figure(PANEL_INCHES[0], PANEL_INCHES[1] + 0.18 * len(paths))
         axes = figures[caption].subplots()
-        _draw_runs(axes, paths, curve)
+        _draw_runs(axes, paths, curve, task)
         axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.17), ncols=1, handlelength=2.2)
     return figures
 
 
-def _draw_runs(axes: Axes, paths: Mapping[str, Sequence[Path]], curve: tuple[str, str]) -> None:
+def _task(paths: Mapping[str, Sequence[Path]]) -> Task:
+    """Return the task of runs, of which there is at least one; all have the same."""
+    return task_of(read_manifest(next(run for runs in paths.values() for run in runs))["settings"])
+
+
+def _compared(task: Task) -> dict[str, tuple[str, str]]:
+    """Return kind and name of the curves of a comparison, by caption."""
+    return {
+        f"personalized {task.score_title} (after local training)": ("train", f"personalized_{task.score}"),
+        f"aggregate {task.score_title} (as received)": ("aggregate", f"aggregate_{task.score}"),
+    }
+
+
+def _draw_runs(axes: Axes, paths: Mapping[str, Sequence[Path]], curve: tuple[str, str], task: Task) -> None:
     """Draw a curve of every run; those with more names than there are styles share them."""
     for (name, runs), (style, colour) in zip(paths.items(), itertools.cycle(RUN_STYLES), strict=False):
         for number, run in enumerate(runs):
             label = None if number else name  # one entry of the legend for each name
-            points = _curve(list(read_metrics(run)), *curve)
+            points = curve_of(list(read_metrics(run)), *curve)
             axes.plot(*points, style, color=colour, markersize=3, linewidth=1, mfc="none", label=label)
-    _over_rounds(axes)
-    _in_percent(axes)
+    over_rounds(axes)
+    in_units(axes, task)
 
 
 def _figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
-
-
-def _draw_accuracy(axes: Axes, records: Sequence[Record]) -> None:
-    validation = _curve(records, "train", "personalized_validation_accuracy")
-    if validation[0]:
-        axes.plot(*validation, ":^", color=COLOURS[2], markersize=3, label="personalized, on validation data")
-    _draw_curves(
-        axes, _curve(records, "train", "personalized_accuracy"), _curve(records, "aggregate", "aggregate_accuracy")
-    )
-
-
-def _draw_curves(axes: Axes, personalized: Curve, aggregate: Curve) -> None:
-    axes.plot(*personalized, "-o", color=BLUE, markersize=3, label="personalized")
-    axes.plot(*aggregate, "--s", color=VERMILLION, markersize=3, mfc="none", label="aggregate")
-    _over_rounds(axes)
-    _in_percent(axes)
-    _legend_below(axes)
-
-
-def _draw_loss(axes: Axes, records: Sequence[Record]) -> None:
-    axes.plot(*_curve(records, "train", "train_loss"), "-o", color=BLUE, markersize=3)
-    axes.set_ylabel("nats")
-    _over_rounds(axes)
-
-
-def _draw_spread(axes: Axes, records: Sequence[Record]) -> None:
-    """Draw median, 10th to 90th percentile and range; the size of the figure does not grow with the clients."""
-    by_round: dict[int, list[float]] = {}
-    for number, accuracy in zip(*_curve(records, "client", "personalized_accuracy"), strict=True):
-        by_round.setdefault(number, []).append(accuracy)
-    rounds = list(by_round)
-    if rounds:
-        lowest, low, median, high, highest = np.transpose(
-            [np.percentile(accuracies, (0, 10, 50, 90, 100)) for accuracies in by_round.values()]
-        )
-        axes.fill_between(rounds, lowest, low, color=BLUE, alpha=0.2, linewidth=0, label="range")
-        axes.fill_between(rounds, high, highest, color=BLUE, alpha=0.2, linewidth=0)
-        axes.fill_between(rounds, low, high, color=BLUE, alpha=0.4, linewidth=0, label="80 % of clients")
-        axes.plot(rounds, median, "-o", color=BLUE, markersize=3, label="median")
-        _legend_below(axes)
-    _over_rounds(axes)
-    _in_percent(axes)
-
-
-def _draw_deviation(axes: Axes, records: Sequence[Record]) -> None:
-    """Draw mean and standard deviation, where no accuracy of a single client is known."""
-    known = [record for record in records if record["kind"] == "train" and DEVIATION in record]
-    (rounds, means), (_, deviations) = (_curve(known, "train", name) for name in ("personalized_accuracy", DEVIATION))
-    low, high = np.subtract(means, deviations), np.add(means, deviations)
-    axes.fill_between(rounds, low, high, color=BLUE, alpha=0.3, linewidth=0, label="± standard deviation")
-    axes.plot(rounds, means, "-o", color=BLUE, markersize=3, label="mean")
-    _legend_below(axes)
-    _over_rounds(axes)
-    _in_percent(axes)
-
-
-Panels = Mapping[str, Callable[[Axes, Sequence[Record]], None]]
-"""Functions that draw the panels of a run's figure, by caption."""
-
-_MEANS: Panels = {
-    "mean test accuracy of the clients": _draw_accuracy,
-    "mean training loss of the clients": _draw_loss,
-}
-
-
-def _panels_of(manifest: Mapping[str, Any], records: Sequence[Record]) -> Panels:
-    """Return the panels of a run; with secure sums of few clients no spread over the clients is known."""
-    if not has_secure_sums(manifest):
-        return {**_MEANS, "personalized test accuracy, spread over the clients": _draw_spread}
-    if not any(DEVIATION in record for record in records):
-        return _MEANS
-    return {**_MEANS, "personalized test accuracy, deviation over the clients": _draw_deviation}
-
-
-def _curve(records: Sequence[Record], kind: str, name: str) -> Curve:
-    rows = [record for record in records if record["kind"] == kind and name in record]
-    return [row["round"] for row in rows], [row[name] for row in rows]
-
-
-def _over_rounds(axes: Axes) -> None:
-    axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-
-
-def _legend_below(axes: Axes) -> None:
-    """Show the legend below the axes, where it hides no curve."""
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3, handlelength=1.5, columnspacing=1.2)
-
-
-def _in_percent(axes: Axes) -> None:
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))

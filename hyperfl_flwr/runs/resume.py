@@ -53,8 +53,7 @@ def _refuse_complete(path: Path, checkpoints: Checkpoints, config: RunConfig) ->
         )
     if is_over(progress, config.early_stopping):
         raise RunDirectoryError(
-            f"the run in {path} is complete: {over_text(progress, config.early_stopping)}; raise early-stopping to "
-            f"continue it"
+            f"the run in {path} is complete: {over_text(progress, config)}; raise early-stopping to continue it"
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.tasks import CLASSIFICATION, Task, task_of
 from hyperfl_flwr.data.sample_format import is_local_data, shape_text, title_of
 from hyperfl_flwr.protocol.messages import DATA_VERSION, printable
 from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest
@@ -28,9 +29,9 @@ class RunData:
     Attributes:
         source: `dataset` if all nodes use the data set of the setting, `nodes` if an owner has chosen other data.
         title: Title of the data for people.
-        num_classes: Number of classes; None if a manifest of an earlier version does not have it.
+        num_classes: Number of classes, labels or targets; None if a manifest of an earlier version does not have it.
         input_shape: Shape of a sample, (C, H, W) or (D,); None if a manifest of an earlier version does not have it.
-        classes: Names of the classes, as reported by the nodes; empty if the classes have no names.
+        classes: Names of the classes, labels or targets, as reported by the nodes; empty if they have no names.
         are_files: True if each node has a separate file or folder.
         sha256: SHA-256 of the custom data of a simulation, see `hyperfl_flwr.data.digests.sample_digest`; else empty.
     """
@@ -44,18 +45,19 @@ class RunData:
     sha256: str = ""
 
     @classmethod
-    def of(cls, federation: Federation, dataset: str) -> Self:
+    def of(cls, federation: Federation, dataset: str, task: Task = CLASSIFICATION) -> Self:
         """Describe the data of the nodes that take part.
 
         Args:
             federation: One or more nodes.
             dataset: The setting `dataset`.
+            task: What is predicted.
         """
         from_nodes = any(node.properties["owners-data"] for node in federation.nodes)
         num_classes, input_shape = federation.num_classes, federation.input_shape
         title = NODES_DATA if from_nodes else title_of(dataset)
         if from_nodes or is_local_data(dataset):
-            title += f", {num_classes} classes, {shape_text(input_shape)}"
+            title += f", {task.counted(num_classes)}, {shape_text(input_shape)}"
         return cls(
             source="nodes" if from_nodes else "dataset",
             title=title,
@@ -115,6 +117,19 @@ def refuse_changed_data(manifest: Mapping[str, Any], federation: Federation, dat
         raise RunDirectoryError(
             f"{dataset} has changed since the run began: its SHA-256 was {before[:8]}..., now it is {now[:8]}...; "
             f"restore the data, or begin a new run"
+        )
+
+
+def require_classes(run: Path) -> None:
+    """Check that a run was trained to predict classes.
+
+    Raises:
+        RunDirectoryError: If its task is another one.
+    """
+    task = task_of(read_manifest(run)["settings"])
+    if task is not CLASSIFICATION:
+        raise RunDirectoryError(
+            f"{run} was trained with task = {task.name}; the attacks and audits are for classification, give such a run"
         )
 
 

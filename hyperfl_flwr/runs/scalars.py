@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from hyperfl_flwr.core.tasks import MAIN_SCORES
 from hyperfl_flwr.runs.run_directory import Record
 
 NO_SCALARS = ("kind", "round", "client", "clients", "drawn_from", "failed")
 
-SECTIONS = ("accuracy", "loss", "bytes", "seconds")
+SECTIONS = (*MAIN_SCORES, "loss", "bytes", "seconds")
 """Sections of the names, chosen by a word of the metric's name; other metrics are in `other`."""
 
 

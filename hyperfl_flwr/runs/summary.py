@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from hyperfl_flwr.core.tasks import CLASSIFICATION, task_of
 from hyperfl_flwr.metrics.intervals import Interval, of_mean
 from hyperfl_flwr.node.private_state import largest_state
 from hyperfl_flwr.runs.checkpoint import Checkpoints
@@ -32,9 +33,6 @@ OF_SINGLE_CLIENTS = frozenset(
 FALLEN = 0.01
 """Least fall of a mean accuracy since its best round that is worth a warning, a share."""
 
-SCORES = ("balanced_accuracy", "macro_f1", "auc")
-"""Means over the clients that stand beside their accuracy."""
-
 
 def summarise(path: Path) -> dict[str, Any]:
     """Summarise a run folder; `docs/reference/files.md` defines each number.
@@ -43,7 +41,8 @@ def summarise(path: Path) -> dict[str, Any]:
         path: A run folder with at least one recorded round.
 
     Returns:
-        The content of summary.json. Accuracies are shares in [0, 1], over the clients' own test data; `test_accuracy`
+        The content of summary.json. With `task = regression`, R² is in the place of the accuracy, in names, too
+        (`test_r2`). Accuracies are shares in [0, 1], over the clients' own test data; `test_accuracy`
         is the mean over all clients after their local training in the last round, `test_accuracy_aggregate` that of the
         final global state with the clients' private parts. With `keep = best` both are of the best models by validation
         data. A client without a number (it failed in the last round, or
@@ -63,24 +62,27 @@ def summarise(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} has no finished round")
     last = rounds[-1]["round"]
     settings = manifest["settings"]
+    task = task_of(settings)
     target = float(settings.get("target-accuracy", 0))  # manifests of earlier versions lack it
     is_secure = has_secure_sums(manifest)
     kept = KeptModels.of(settings, records, last)
     clients = None if is_secure else kept.clients(settings["num-clients"])
-    own = _Spread.of(clients.numbers("accuracy")) if clients else _Spread.opened(kept.means, kept.kind)
+    personalized, aggregate = f"{kept.kind}_{task.score}", f"aggregate_{task.score}"
+    own = _Spread.of(clients.numbers(task.score)) if clients else _Spread.opened(kept.means, personalized)
     evaluation = kept.aggregate
     checkpoints = Checkpoints(path / "checkpoints")
     stored = checkpoints.rounds()
-    return {
+    summary = {
         "method": settings["method"],
         "dataset": RunData.read(manifest).title,
         "num_clients": settings["num-clients"],
         "num_nodes": len(manifest["nodes"]),
         "rounds": last,
+        "task": task.name,
         "test_accuracy": own.mean,
-        "test_accuracy_sem": _error(kept.means, f"{kept.kind}_accuracy"),
-        "test_accuracy_aggregate": evaluation.get("aggregate_accuracy"),
-        "test_accuracy_aggregate_sem": _error(evaluation, "aggregate_accuracy"),
+        "test_accuracy_sem": _error(kept.means, personalized),
+        "test_accuracy_aggregate": evaluation.get(aggregate),
+        "test_accuracy_aggregate_sem": _error(evaluation, aggregate),
         "test_accuracy_aggregate_num_clients": evaluation.get("clients", 0),
         "test_accuracy_worst": own.worst,
         "test_accuracy_worst_decile": own.worst_decile,
@@ -90,19 +92,19 @@ def summarise(path: Path) -> dict[str, Any]:
         "test_examples_per_client": clients.numbers("test_examples", of_kind=False) if clients else None,
         "test_accuracy_num_clients": own.num_clients,
         "test_majority_share": rounds[-1].get("majority_share"),
-        **{f"test_{name}": kept.means.get(f"{kept.kind}_{name}") for name in SCORES},
-        **{f"test_{name}_aggregate": evaluation.get(f"aggregate_{name}") for name in SCORES},
-        "global_test_accuracy": rounds[-1].get("personalized_global_accuracy"),
-        "global_test_accuracy_aggregate": evaluation.get("aggregate_global_accuracy"),
+        **{f"test_{name}": kept.means.get(f"{kept.kind}_{name}") for name in task.all_scores},
+        **{f"test_{name}_aggregate": evaluation.get(f"aggregate_{name}") for name in task.all_scores},
+        "global_test_accuracy": rounds[-1].get(f"personalized_global_{task.score}"),
+        "global_test_accuracy_aggregate": evaluation.get(f"aggregate_global_{task.score}"),
         "keep": "best" if kept.kind == "kept" else "last",
-        "validation_accuracy": kept.means.get(f"{kept.kind}_validation_accuracy"),
-        "validation_accuracy_aggregate": kept.aggregate.get("aggregate_validation_accuracy"),
+        f"validation_{task.deciding}": kept.means.get(f"{kept.kind}_validation_{task.deciding}"),
+        f"validation_{task.deciding}_aggregate": kept.aggregate.get(f"aggregate_validation_{task.deciding}"),
         "best_validation_round": best_record(records, "personalized").get("round"),
         "best_validation_round_aggregate": best_record(records, "aggregate").get("round"),
-        **_best(rounds, "personalized_accuracy", ""),
-        **_best([record for record in records if record["kind"] == "aggregate"], "aggregate_accuracy", "_aggregate"),
-        "rounds_to_target": _first_round(records, "train", "personalized_accuracy", target),
-        "rounds_to_target_aggregate": _first_round(records, "aggregate", "aggregate_accuracy", target),
+        **_best(rounds, f"personalized_{task.score}", ""),
+        **_best([record for record in records if record["kind"] == "aggregate"], aggregate, "_aggregate"),
+        "rounds_to_target": _first_round(records, "train", f"personalized_{task.score}", target),
+        "rounds_to_target_aggregate": _first_round(records, "aggregate", aggregate, target),
         "seconds_per_round": _median(rounds, "seconds"),
         "bytes_up_per_client_round": int(_median(rounds, "bytes_up_per_client")),
         "bytes_down_per_client_round": int(_median(rounds, "bytes_down_per_client")),
@@ -115,6 +117,7 @@ def summarise(path: Path) -> dict[str, Any]:
         **flat_means(read_novel(path)),
         **(matrix.entries() if (matrix := CrossSite.read(path)) else {}),
     }
+    return {name if task.has_shares else task.key(name): value for name, value in summary.items()}
 
 
 def _error(record: Record, name: str) -> float | None:
@@ -125,24 +128,27 @@ def _error(record: Record, name: str) -> float | None:
 
 def majority_text(summary: Mapping[str, Any]) -> str:
     """Return a warning if the models are no better than always saying a client's most common class; else nothing."""
-    accuracy, share = summary["test_accuracy"], summary["test_majority_share"]
+    task = task_of(summary)
+    accuracy, share = summary[task.key("test_accuracy")], summary.get("test_majority_share")
     if accuracy is None or share is None or accuracy > share or share == 1:
         return ""
+    said = "each client's most common class" if task is CLASSIFICATION else "what is most common at each client"
     return (
         f"the personalized accuracy, {100 * accuracy:.2f} %, is not above {100 * share:.2f} %, that of always saying "
-        f"each client's most common class"
+        f"{said}"
     )
 
 
 def fall_text(summary: Mapping[str, Any]) -> str:
-    """Return a warning if the mean personalized accuracy was higher in an earlier round; else nothing."""
-    best, last = summary["best_accuracy"], summary["test_accuracy"]
+    """Return a warning if the mean personalized score was higher in an earlier round; else nothing."""
+    task = task_of(summary)
+    best, last = (summary[task.key(name)] for name in ("best_accuracy", "test_accuracy"))
     if best is None or last is None or best - last < FALLEN or summary["keep"] == "best":
         return ""
     return (
-        f"the mean personalized accuracy was highest after round {summary['best_round']}, {100 * best:.2f} %, and has "
-        f"fallen to {100 * last:.2f} %; a smaller num-rounds or learning-rate may be better, or keep = best, which "
-        f"chooses the round on validation data (data.validation-fraction)"
+        f"the mean personalized {task.score_title} was highest after round {summary['best_round']}, {task.text(best)}, "
+        f"and has fallen to {task.text(last)}; a smaller num-rounds or learning-rate may be better, or keep = best, "
+        f"which chooses the round on validation data (data.validation-fraction)"
     )
 
 
@@ -150,21 +156,23 @@ def target_text(target: float, summary: Mapping[str, Any]) -> str:
     """Describe when a run reached its target accuracy, in one line; empty without a target.
 
     Args:
-        target: Setting `target-accuracy`, a share.
+        target: Setting `target-accuracy`.
         summary: Content of summary.json.
     """
     if not target:
         return ""
     found = {"personalized": summary["rounds_to_target"], "aggregate": summary["rounds_to_target_aggregate"]}
+    task = task_of(summary)
+    shown = f"{100 * target:g} %" if task.has_shares else f"{target:g}"
     return "; ".join(
-        f"{name} accuracy reached {100 * target:g} % in {'no round' if number is None else f'round {number}'}"
+        f"{name} {task.score_title} reached {shown} in {'no round' if number is None else f'round {number}'}"
         for name, number in found.items()
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Spread:
-    """Accuracies of the clients after the last round; None where they are not known."""
+    """Main scores of the clients after the last round; None where they are not known."""
 
     mean: float | None
     std: float | None
@@ -191,9 +199,9 @@ class _Spread:
         )
 
     @classmethod
-    def opened(cls, record: Record, kind: str) -> Self:
-        """Return the numbers of a kind of model of which only the sums over the clients were opened."""
-        mean, std = (record.get(f"{kind}_accuracy{part}") for part in ("", "_std"))
+    def opened(cls, record: Record, name: str) -> Self:
+        """Return the numbers of a score of which only the sums over the clients were opened."""
+        mean, std = (record.get(f"{name}{part}") for part in ("", "_std"))
         interval = None if mean is None or std is None else _interval(mean, std, record["clients"])
         return cls(mean=mean, std=std, num_clients=record["clients"], interval=interval)
 

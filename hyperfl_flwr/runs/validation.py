@@ -1,13 +1,16 @@
-"""Decide about rounds by mean accuracies on validation data: when training ends, and which round was the best."""
+"""Decide about rounds by mean scores on validation data: when training ends, and which round was the best."""
 
+import math
 from collections.abc import Iterable, Mapping
 
+from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.tasks import DECIDING, TASKS
 from hyperfl_flwr.runs.checkpoint import Progress
 from hyperfl_flwr.runs.run_directory import Record
 
 KINDS = ("aggregate", "personalized")
-"""Kinds of models with a mean validation accuracy: as received, and after local training."""
+"""Kinds of models with a mean validation score: as received, and after local training."""
 
 
 def note_means(progress: Progress, means: Mapping[str, float], server_round: int) -> None:
@@ -15,16 +18,21 @@ def note_means(progress: Progress, means: Mapping[str, float], server_round: int
 
     Args:
         progress: Progress of the run.
-        means: Means over the clients of a round, by metric; without validation accuracies, nothing changes.
+        means: Means over the clients of a round, by metric; without scores on validation data, nothing changes.
         server_round: The round after which the clients' models had these values; the received models are those of the
             round before.
     """
-    known = {kind: means[name] for kind in KINDS if (name := f"{kind}-validation-accuracy") in means}
+    known = {
+        kind: task.merit(means[name])
+        for kind in KINDS
+        for deciding, task in DECIDING.items()
+        if (name := f"{kind}-validation-{deciding}") in means
+    }
     if not known:
         return
     progress.rounds_without_rise += 1
     for kind, mean in known.items():
-        number, best = server_round - (kind == "aggregate"), progress.best_validation.get(kind, -1.0)
+        number, best = server_round - (kind == "aggregate"), progress.best_validation.get(kind, -math.inf)
         if mean > best:
             progress.last_rise, progress.rounds_without_rise = max(progress.last_rise, number), 0
         if mean >= best:
@@ -32,7 +40,7 @@ def note_means(progress: Progress, means: Mapping[str, float], server_round: int
 
 
 def is_over(progress: Progress, patience: int) -> bool:
-    """Return whether no mean validation accuracy has risen for some rounds, of those in which they are known.
+    """Return whether no mean score on validation data has risen for some rounds, of those in which they are known.
 
     Args:
         progress: Progress of the run.
@@ -41,11 +49,13 @@ def is_over(progress: Progress, patience: int) -> bool:
     return 0 < patience <= progress.rounds_without_rise and not progress.failed_rounds
 
 
-def over_text(progress: Progress, patience: int) -> str:
+def over_text(progress: Progress, config: RunConfig) -> str:
     """Return why training is over, in one line."""
+    task = TASKS[config.task]
     return (
-        f"training ends after round {progress.round} of {progress.num_rounds}: the mean accuracy on validation data "
-        f"has not risen since round {progress.last_rise} (early-stopping = {patience})"
+        f"training ends after round {progress.round} of {progress.num_rounds}: the mean {task.deciding_title} on "
+        f"validation data has not {'fallen' if task.decides_by_least else 'risen'} since round {progress.last_rise} "
+        f"(early-stopping = {config.early_stopping})"
     )
 
 
@@ -59,7 +69,7 @@ def chooses_state(settings: Mapping[str, Scalar]) -> bool:
 
 
 def best_record(records: Iterable[Record], kind: str) -> Record:
-    """Return the record of metrics.jsonl with the highest mean validation accuracy of a kind of model.
+    """Return the record of metrics.jsonl of the round in which a kind of model was the best on validation data.
 
     Args:
         records: Lines of metrics.jsonl.
@@ -68,6 +78,11 @@ def best_record(records: Iterable[Record], kind: str) -> Record:
     Returns:
         The last of several; empty if no record has one.
     """
-    lines, name = {"aggregate": "aggregate", "personalized": "train"}[kind], f"{kind}_validation_accuracy"
-    known = [record for record in records if record["kind"] == lines and name in record]
-    return max(reversed(known), key=lambda record: float(record[name]), default={})
+    lines = {"aggregate": "aggregate", "personalized": "train"}[kind]
+    known = [
+        (task.merit(float(record[name])), record)
+        for record in records
+        for deciding, task in DECIDING.items()
+        if record["kind"] == lines and (name := f"{kind}_validation_{deciding}") in record
+    ]
+    return max(reversed(known), key=lambda found: found[0], default=(0.0, {}))[1]

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from hyperfl_flwr.models.losses import loss_of
 from hyperfl_flwr.training.local_sgd import Predict
 
 STEADY, SPREAD = 10, 0.1
@@ -78,7 +78,7 @@ def learn_weights(
     losses: list[float] = []
     while len(losses) < (MOST_PASSES if until_steady else 1):
         for images, labels in batches:
-            loss = functional.cross_entropy(predict(images), labels)
+            loss = loss_of(predict(images), labels)
             mixture.step(torch.autograd.grad(loss, list(mixture.parameters)), rate)
         losses.append(float(loss.detach()))
         if len(losses) > STEADY and np.std(losses[-STEADY:]) < SPREAD:

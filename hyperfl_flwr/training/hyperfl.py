@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 
 from hyperfl_flwr.core.optimisers import SGD
 from hyperfl_flwr.models.hypernetwork import Hypernetwork
+from hyperfl_flwr.models.losses import loss_of
 from hyperfl_flwr.training.factored_sgd import FactoredHeads
 from hyperfl_flwr.training.fedrep import FedRepRates
 from hyperfl_flwr.training.local_sgd import (
@@ -242,7 +242,7 @@ def _factored_steps(
         hidden = network.activation(model.embedding)
         theta = (yield HeadProduct(heads, hidden.detach(), is_forward=True)).requires_grad_()
         features = functional_call(model.extractor, network.split(theta), (images,))
-        loss = functional.cross_entropy(model.classifier(features), labels)
+        loss = loss_of(model.classifier(features), labels)
         (gradient,) = torch.autograd.grad(loss, theta)
         gradients: Sequence[Tensor] = ()
         if below:

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from hyperfl_flwr.core.device import send
 from hyperfl_flwr.core.optimisers import SGD
+from hyperfl_flwr.models.losses import loss_of
 
 Predict = Callable[[Tensor], Tensor]
 """Maps images [B, C, H, W] to logits [B, K]."""
@@ -194,7 +194,7 @@ def train_epochs(
     def step(images: Tensor, labels: Tensor) -> Tensor:
         optimiser.zero_grad()
         if objective is None:
-            loss, added = functional.cross_entropy(predict(images), labels), None
+            loss, added = loss_of(predict(images), labels), None
         else:
             loss, added = objective(images, labels)
         whole = loss if added is None else loss + added

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, grad_and_value, vmap
-from torch.nn import functional
 
 from hyperfl_flwr.models.layers.batchnorm import AnyBatchNorm
 from hyperfl_flwr.models.layers.dropout import Dropout
+from hyperfl_flwr.models.losses import loss_of
 from hyperfl_flwr.training.sample_gradients import Explicit, Factored, Part, clipped
 from hyperfl_flwr.training.window_gradients import convolution_gradients, linear_gradients
 
@@ -75,7 +75,7 @@ class PerExampleGradients:
         # A fixed local generator: the test neither depends on nor advances other random numbers.
         probes = torch.randn((_PROBES, *like.shape[1:]), generator=torch.Generator().manual_seed(0)).to(like)
         _refuse_mixing(network, probes)
-        labels = torch.zeros(_PROBES, dtype=torch.int64, device=like.device)
+        labels = _probe_labels(network, probes)
         self._layers = _trained_layers(network, self._parameters)
         self._kept = sum(parameter.numel() for parameter in self._parameters)
         if self._layers is not None and not self._fits(probes, labels):
@@ -127,7 +127,7 @@ class PerExampleGradients:
     ) -> tuple[list["_Use"], Tensor]:
         """Run the network, and return the uses of its trained layers and the losses [B], with their graph."""
         with torch.enable_grad(), _recording(layers) as uses:
-            losses = functional.cross_entropy(self._network(images), labels, reduction="none")
+            losses = loss_of(self._network(images), labels, reduction="none")
         return uses, losses
 
     def _by_layers(
@@ -182,13 +182,22 @@ class PerExampleGradients:
 
         def loss(parameters: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
             logits = functional_call(self._network, parameters, (image.unsqueeze(0),))
-            return functional.cross_entropy(logits, label.unsqueeze(0))
+            return loss_of(logits, label.unsqueeze(0))
 
         each = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
         with torch.no_grad():
             gradients, losses = each(values, images, labels)
         found = {number: gradients[names[id(parameter)]] for number, parameter in enumerate(self._parameters)}
         return [Explicit(found)], losses
+
+
+@torch.no_grad()
+def _probe_labels(network: nn.Module, probes: Tensor) -> Tensor:
+    """Return labels of the probes: classes, or numbers where a single output would make every gradient zero."""
+    outputs = network(probes).shape[-1]
+    if outputs > 1:
+        return torch.zeros(len(probes), dtype=torch.int64, device=probes.device)
+    return torch.zeros((len(probes), 1), dtype=probes.dtype, device=probes.device)
 
 
 @dataclass(frozen=True)

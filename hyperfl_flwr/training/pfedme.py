@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from hyperfl_flwr.models.losses import loss_of
 from hyperfl_flwr.training.local_sgd import (
     Epochs,
     Objective,
@@ -82,7 +82,7 @@ def train_pfedme(
         for _ in range(steps.inner_steps):
             optimiser.zero_grad()
             if objective is None:
-                loss, added = functional.cross_entropy(personalized(images), labels), None
+                loss, added = loss_of(personalized(images), labels), None
             else:
                 loss, added = objective(images, labels)
             (loss if added is None else loss + added).backward()  # type: ignore[no-untyped-call]

@@ -26,12 +26,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from hyperfl_flwr.core.device import send
 from hyperfl_flwr.core.gaussian_noise import gaussian_tensor
 from hyperfl_flwr.core.setting_types import CLIP_NORMS
 from hyperfl_flwr.models.layers.dropout import seed_dropout
+from hyperfl_flwr.models.losses import loss_of
 from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, TrainingData, add_forces, new_optimiser, run_epochs
 from hyperfl_flwr.training.per_example import PerExampleGradients
 
@@ -172,9 +172,7 @@ def train_private_epochs(
     loss = run_epochs(step, data, epochs, own, poisson_batches)
     if math.isnan(loss):  # all batches were empty
         with torch.no_grad():
-            loss = float(
-                mean(functional.cross_entropy(network(data.train_images), data.train_labels, reduction="none"))
-            )
+            loss = float(mean(loss_of(network(data.train_images), data.train_labels, reduction="none")))
     return NoisyEpochs(loss=loss, steps=taken)
 
 
@@ -193,7 +191,7 @@ def _plain(network: nn.Module, parameters: Sequence[Tensor], images: Tensor, lab
     """Return the sums of the gradients of a batch, without clipping and noise."""
     if not len(labels):
         return [torch.zeros_like(parameter) for parameter in parameters]
-    loss = functional.cross_entropy(network(images), labels, reduction="sum")
+    loss = loss_of(network(images), labels, reduction="sum")
     return torch.autograd.grad(loss, list(parameters))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from flwr.app import RecordDict
 
+from hyperfl_flwr.core.tasks import TASKS
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
 from hyperfl_flwr.server.handshake import Node
@@ -63,6 +64,7 @@ class PlainStep:
         self._received, self._per_client_sent = received, per_client
         self._total = ReproducibleSum(received, context.reductions, **rounding)
         self._per_client: dict[int, SharedArrays] = {}
+        self._score = TASKS[context.config.task].score
         self._bounds = Bounds(
             max_ratio=0.0 if client_privacy.adds_noise(context) else context.config.max_update_ratio,
             num_examples=context.federation.num_examples,
@@ -70,6 +72,7 @@ class PlainStep:
             per_client=per_client,
             reductions=context.reductions,
             noise=client_privacy.noise_of_means(context.config),
+            score=self._score,
         )
 
     def records(self) -> RecordDict:
@@ -93,7 +96,7 @@ class PlainStep:
         """
         if not self._trains:
             report = read_report(content, clients)
-            refuse_impossible_numbers(report, {}, required="aggregate-accuracy")
+            refuse_impossible_numbers(report, {}, required=f"aggregate-{self._score}")
             outcome.add(node.id, report, is_deployed=is_deployed)
             return
         reply = read_training(content, clients, self._received, self._per_client_sent)

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.core.tasks import TASKS
 from hyperfl_flwr.protocol.arrays import num_elements, pack_arrays, unpack_arrays
 from hyperfl_flwr.runs import manifest
 from hyperfl_flwr.runs.checkpoint import SERVER, Checkpoints
@@ -68,6 +69,7 @@ class RecordedStrategy(Strategy):
         self.announce = announce
         self.roster = roster
         self.checkpoints = Checkpoints(directory.path / "checkpoints")
+        self._task = TASKS[inner.context.config.task]
 
     def resume(self, number: int) -> ArrayRecord:
         """Restore the checkpoint of a round, and return its shared parameters.
@@ -133,7 +135,7 @@ class RecordedStrategy(Strategy):
                 self.inner.durable_versions = dict(self.inner.progress.versions)
         last = progress.round
         if is_over(progress, config.early_stopping):
-            self.announce(over_text(progress, config.early_stopping))
+            self.announce(over_text(progress, config))
         self._refresh_nodes(last)
         messages = self.configure_evaluate(last, arrays, evaluate_config or ConfigRecord(), grid)
         self.inner.collect(exchange(grid, messages, timeout))
@@ -214,9 +216,10 @@ class RecordedStrategy(Strategy):
         self._warn_of_dead_hypernetworks(current)
         while self.inner.remarks:
             self.announce(f"round {current}: warning: {self.inner.remarks.pop(0)}")
+        mean = mean_text(record, "personalized", asked(outcome, config, current), self._task)
         self.announce(
-            f"round {current}/{config.num_rounds}{f' ({phase})' if phase else ''}: "
-            f"{mean_text(record, 'personalized', asked(outcome, config, current))}, {seconds:.1f} s{self._nodes_text()}"
+            f"round {current}/{config.num_rounds}{f' ({phase})' if phase else ''}: {mean}, {seconds:.1f} s"
+            f"{self._nodes_text()}"
         )
         if current == 1 and outcome.finished and self._nodes_text():
             self.announce(". ".join(filter(None, (f"round 1 {costs_text(record, rows)}", self.inner.lighter()))))
@@ -265,7 +268,9 @@ class RecordedStrategy(Strategy):
         if config.keep == "best":
             self.directory.append(kept_records(outcome, num_rounds, population if is_drawn else None))
         if is_drawn:
-            self.announce(f"evaluation: {mean_text(records[0], 'aggregate', config.num_evaluated(population))}")
+            self.announce(
+                f"evaluation: {mean_text(records[0], 'aggregate', config.num_evaluated(population), self._task)}"
+            )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -13,13 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hyperfl_flwr.core.tasks import CLASSIFICATION, REGRESSION
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import LABEL_COUNTS, ClientResult, Reduction, Report, group_of
 from hyperfl_flwr.protocol.update_norms import noise_norms, norms_of_change, reference_norms, refuse_long
 from strategies.engine.replies import TrainingReply
 
-SHARES = ("accuracy", "macro-f1", "auc", "majority-share")
-"""Ends of the names of metrics in [0, 1]."""
+LIMITS = {
+    **dict.fromkeys(("accuracy", "macro-f1", "auc", "majority-share"), (0.0, 1.0)),
+    REGRESSION.score: (REGRESSION.lowest, 1.0),
+}
+"""Smallest and largest value of a metric, by the end of its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +37,7 @@ class Bounds:
         per_client: The arrays that each client received and sends back alone, by client.
         reductions: Reduction of each shared group.
         noise: Standard deviation of the noise in each element of a mean change; it does not count as change.
+        score: Name of the main score of the run's task, which every client reports.
     """
 
     max_ratio: float
@@ -41,6 +46,7 @@ class Bounds:
     per_client: Mapping[int, SharedArrays]
     reductions: Mapping[str, Reduction]
     noise: float = 0.0
+    score: str = CLASSIFICATION.score
 
     def check(self, reply: TrainingReply) -> None:
         """Check a reply that has the right layout, see `strategies.engine.replies`.
@@ -48,7 +54,7 @@ class Bounds:
         Raises:
             ValueError: If a number is out of bounds; the message names the client or the group.
         """
-        refuse_impossible_numbers(reply.report, self.num_examples, required="personalized-accuracy")
+        refuse_impossible_numbers(reply.report, self.num_examples, required=f"personalized-{self.score}")
         for result in reply.report.results:
             if (counts := reply.per_client.get(result.client, {}).get(LABEL_COUNTS)) is not None:
                 refuse_wrong_counts(counts, result)
@@ -103,8 +109,13 @@ def refuse_impossible_numbers(report: Report, num_examples: Mapping[int, int], r
         if required and result.metrics and required not in result.metrics:
             raise ValueError(f"{client} reports no {required}, or one that is not a number")
         for name, value in result.metrics.items():
-            if name.endswith(SHARES) and not 0 <= value <= 1:
-                raise ValueError(f"the {name} of {client} must be between 0 and 1, got {value:g}")
+            if (limits := limits_of(name)) and not limits[0] <= value <= limits[1]:
+                raise ValueError(f"the {name} of {client} must be between {limits[0]:g} and 1, got {value:g}")
+
+
+def limits_of(metric: str) -> tuple[float, float] | None:
+    """Return the smallest and largest value of a metric by its name; None for one without limits."""
+    return next((limits for end, limits in LIMITS.items() if metric.endswith(end)), None)
 
 
 def refuse_wrong_counts(counts: NDArray[Any], result: ClientResult) -> None:

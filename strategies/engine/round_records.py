@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.tasks import MAIN_SCORES, Task
 from hyperfl_flwr.metrics.memory import peak_memory
 from hyperfl_flwr.protocol.messages import ClientResult
 from hyperfl_flwr.runs.run_directory import Record
@@ -51,7 +52,7 @@ def costs_text(record: Record, rows: Sequence[Record]) -> str:
 
 
 def errors_of(outcome: Outcome, population: int, drop: str = " ") -> Record:
-    """Return the standard errors of the mean accuracies over clients that were drawn, and their population.
+    """Return the standard errors of the mean scores over clients that were drawn, and their population.
 
     The error of a number `NAME` is `NAME_sem`; a mean without a known error has none.
 
@@ -68,33 +69,34 @@ def errors_of(outcome: Outcome, population: int, drop: str = " ") -> Record:
 
 
 def _deviations(outcome: Outcome) -> Mapping[str, tuple[float, int]]:
-    """Return the standard deviation of each accuracy, and over how many clients; empty if it is not known."""
+    """Return the standard deviation of each main score, and over how many clients; empty if it is not known."""
     if outcome.tally is not None:
         known, number = outcome.tally.stds, outcome.tally.clients
-        return {name: (value, number) for name, value in known.items() if name.endswith("accuracy")}
+        return {name: (value, number) for name, value in known.items() if name.endswith(MAIN_SCORES)}
     found: dict[str, list[float]] = {}
     for result in outcome.results:
         for name, value in result.metrics.items():
-            if name.endswith("accuracy"):  # a loss may be infinite
+            if name.endswith(MAIN_SCORES):  # a loss may be infinite
                 found.setdefault(name, []).append(value)
     return {name: (statistics.pstdev(values), len(values)) for name, values in found.items()}
 
 
-def mean_text(record: Record, kind: str, asked: int) -> str:
-    """Return a record's mean accuracy and number of clients as text; of drawn clients with error and population.
+def mean_text(record: Record, kind: str, asked: int, task: Task) -> str:
+    """Return a record's mean score and number of clients as text; of drawn clients with error and population.
 
     Args:
         record: A line of metrics.jsonl about the clients of a round.
         kind: Kind of model, `personalized` or `aggregate`.
         asked: Number of clients that were to take part.
+        task: The run's task.
     """
-    name, finished = f"{kind}_accuracy", record["clients"]
-    accuracy = "accuracy not known" if finished else "no client finished"
+    name, finished = f"{kind}_{task.score}", record["clients"]
+    score = f"{task.score_title} not known" if finished else "no client finished"
     if name in record:
         error = f" ± {record[f'{name}_sem']:.4f}" if f"{name}_sem" in record else ""
-        accuracy = f"{kind} accuracy {record[name]:.4f}{error}"
+        score = f"{kind} {task.score_title} {record[name]:.4f}{error}"
     drawn = f" drawn from {record['drawn_from']}" if "drawn_from" in record else ""
-    return f"{accuracy}, {finished} of {asked} clients{drawn}"
+    return f"{score}, {finished} of {asked} clients{drawn}"
 
 
 def asked(outcome: Outcome, config: RunConfig, server_round: int) -> int:

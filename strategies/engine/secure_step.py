@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.tasks import TASKS
 from hyperfl_flwr.protocol.arrays import SharedArrays, select
 from hyperfl_flwr.protocol.messages import CONFIG, Reduction, Request
 from hyperfl_flwr.protocol.secure_sums.encoding import Encoding
@@ -36,7 +37,7 @@ from strategies.engine import client_privacy
 from strategies.engine.context import SecureContext, ServerContext
 from strategies.engine.observations import record_opening
 from strategies.engine.plain_step import Reduced
-from strategies.engine.reply_bounds import Bounds
+from strategies.engine.reply_bounds import Bounds, limits_of
 from strategies.engine.round_outcome import Outcome, Refused
 from strategies.engine.unsent_step import UnsentStep
 
@@ -150,6 +151,7 @@ class SecureStep:
             shared=summed,
             per_client={},
             reductions=context.reductions,
+            score=TASKS[context.config.task].score,
         )
         self._opening = Opening(
             step=Step(header=header, transcript=transcript_of(self._header)),
@@ -278,6 +280,6 @@ class SecureStep:
         if (tally.nodes, tally.clients) != (len(self._finished), clients):
             raise UnmaskError("the masks do not cancel: a node has uploaded something else")
         for name, mean in tally.means.items():
-            if name.endswith("accuracy") and not 0 <= mean <= 1:
+            if (limits := limits_of(name)) and not limits[0] <= mean <= limits[1]:
                 raise UnmaskError(f"the mean {name} is {mean:.3g}: a node has uploaded something else")
         return tally

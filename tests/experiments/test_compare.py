@@ -13,7 +13,7 @@ from scipy.stats import ttest_rel
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.results.compare import Comparison, Group, compare
-from hyperfl_flwr.results.comparison_page import ROW_HEADERS, SCORE_HEADERS, rows_of, score_rows, write_comparison
+from hyperfl_flwr.results.comparison_page import row_headers, rows_of, score_headers, score_rows, write_comparison
 from hyperfl_flwr.results.differences import Difference
 
 
@@ -92,7 +92,8 @@ def test_secure_sums_hide_the_clients(federate: Federate) -> None:
 def answer(difference: Difference | None, found: Comparison) -> str:
     """Return the answer of a comparison, of which a group is given another difference."""
     other = Group(label="fedavg", runs=found.groups[1].runs, numbers={}, difference=difference)
-    return Comparison(groups=[found.groups[0], other], reference=found.groups[0], differing={}, notes=[]).answers[0]
+    groups = [found.groups[0], other]
+    return Comparison(groups=groups, reference=groups[0], differing={}, task=found.task, notes=[]).answers[0]
 
 
 def test_the_answer_depends_on_the_interval(federate: Federate) -> None:
@@ -127,11 +128,11 @@ def test_the_command_and_the_page(federate: Federate, tmp_path: Path, call: Call
     assert text.startswith("\n  ".join(["Did federation help?", *found.answers]))
     page = Page(file.read_text())
     for row in rows_of(found):
-        assert len(row) == len(ROW_HEADERS)
+        assert len(row) == len(row_headers(found.task))
         assert list(row) in page.table_rows
         assert all(cell in text for cell in row)
     for group, row in zip(found.groups, score_rows(found), strict=True):
-        assert len(row) == len(SCORE_HEADERS)
+        assert len(row) == len(score_headers(found.task))
         assert list(row) in page.table_rows
         assert row[1].startswith(f"{100 * (group.numbers['test_balanced_accuracy'].mean or 0):.1f}")
     assert page.headings[:3] == ["local and hyperfl and fedavg", "Did federation help?", "Result"]

@@ -90,7 +90,7 @@ def test_the_page_says_what_is_known(federate: Federate) -> None:
 def test_an_exported_model_has_no_accuracy(federate: Federate) -> None:
     run = federate("fedrep", 3, **SECURE)
     found = model_of_run(run, 1)
-    assert found.accuracy is None
+    assert found.score is None
     assert found.about()["accuracy"] is None
     assert "accuracy" not in str(found)
 

@@ -20,7 +20,7 @@ from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
 from hyperfl_flwr.launch.contract.folders import outcome
 from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid
-from hyperfl_flwr.metrics.classification import evaluate
+from hyperfl_flwr.metrics.evaluation import evaluate
 from hyperfl_flwr.node.saved_models import KeptModel
 from hyperfl_flwr.results.compare import compare
 from hyperfl_flwr.results.export import Exported, model_of_run
@@ -101,7 +101,7 @@ def test_each_client_keeps_its_best_model(method: str, federate: Federate) -> No
     assert summary["test_macro_f1"] == pytest.approx(np.mean(scores), rel=1e-12)
     for client, row in best.items():
         found = model_of_run(run, client)
-        assert (found.state, found.round, found.accuracy) == (
+        assert (found.state, found.round, found.score) == (
             "personalized",
             row["round"],
             row["personalized_accuracy"],
@@ -271,8 +271,8 @@ def test_a_node_keeps_the_best_model_for_its_owner(federate: Federate, monkeypat
     run = federate("fedrep", **BEST)
     for client, row in best_rows(run).items():
         kept = KeptModel.read(run / "clients" / f"client-{client:05d}")
-        assert (kept.round, kept.accuracy) == (row["round"], row["personalized_accuracy"])
-        assert kept.accuracy == pytest.approx(accuracies(run, client, model_of_run(run, client))[0], rel=1e-12)
+        assert (kept.round, kept.score) == (row["round"], row["personalized_accuracy"])
+        assert kept.score == pytest.approx(accuracies(run, client, model_of_run(run, client))[0], rel=1e-12)
 
 
 @pytest.mark.parametrize(

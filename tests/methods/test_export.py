@@ -21,7 +21,7 @@ from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.launch.contract.base import NUM_CLIENTS
 from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint
 from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.metrics.classification import evaluate
+from hyperfl_flwr.metrics.evaluation import evaluate
 from hyperfl_flwr.results.export import Exported, model_of_run, write_exported
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics, settings_of
 
@@ -92,7 +92,7 @@ def test_the_aggregate_has_the_recorded_accuracy(run: Path) -> None:
     for client in range(RunConfig.from_flat(settings_of(run)).num_clients):
         found = model_of_run(run, client, "aggregate")
         expected = recorded(run, "client-aggregate", client)["aggregate_accuracy"]
-        assert (found.accuracy, accuracy(run, client, found)) == (expected, expected)
+        assert (found.score, accuracy(run, client, found)) == (expected, expected)
 
 
 def test_the_own_model_has_the_recorded_accuracy(kind: str, run: Path) -> None:
@@ -106,7 +106,7 @@ def test_the_own_model_has_the_recorded_accuracy(kind: str, run: Path) -> None:
         found = model_of_run(run, client)
         row = recorded(run, "client", client)
         assert (found.state, found.round) == ("personalized", row["round"])
-        assert (found.accuracy, accuracy(run, client, found)) == (
+        assert (found.score, accuracy(run, client, found)) == (
             row["personalized_accuracy"],
             row["personalized_accuracy"],
         )
@@ -124,7 +124,7 @@ def test_the_files_are_used_without_this_package(kind: str, run: Path, tmp_path:
     assert {path.stat().st_mode & 0o777 for path in paths} == {0o600}
     assert output.parent.stat().st_mode & 0o777 == 0o700
     facts = json.loads(paths[1].read_text())
-    expected = {"client": 1, "state": found.state, "accuracy": found.accuracy, "input_shape": [1, 8, 8]}
+    expected = {"client": 1, "state": found.state, "accuracy": found.score, "input_shape": [1, 8, 8]}
     assert {name: facts[name] for name in expected} == expected
     assert set(facts) == {
         *("parameters", "script", "samples", "target", "input_shape", "mean", "std", "classes"),
@@ -156,7 +156,7 @@ def test_only_methods_that_average_the_whole_model_have_a_global_one(kind: str, 
             model_of_run(run, None)
         return
     found, checkpoint = model_of_run(run, None), last_checkpoint(run)[0]
-    assert (found.client, found.accuracy) == (None, None)
+    assert (found.client, found.score) == (None, None)
     of_model = {key: value for key, value in checkpoint.items() if key.startswith("model/")}
     assert exact({f"model/{name}": value.numpy() for name, value in found.tensors.items()}) == exact(of_model)
 
@@ -179,4 +179,4 @@ def test_what_is_not_there_is_said(kind: str, run: Path, tmp_path: Path) -> None
         with pytest.raises(RunDirectoryError, match="are on its node; the node's owner can export the model there: "):
             model_of_run(copy, 0)
     else:
-        assert model_of_run(copy, 0).accuracy is None
+        assert model_of_run(copy, 0).score is None

@@ -20,7 +20,7 @@ from hyperfl_flwr.core.errors import ConfigError, RefusalError
 from hyperfl_flwr.data.public_samples import mixture, public_samples
 from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.launch.contract.folders import current_private, last_checkpoint, metrics
-from hyperfl_flwr.metrics.classification import evaluate
+from hyperfl_flwr.metrics.evaluation import evaluate
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 from hyperfl_flwr.training.knowledge_exchange import digest, distance, logits_on, nothing, packed, unpacked
 from hyperfl_flwr.training.local_sgd import Epochs

@@ -84,4 +84,4 @@ def test_only_the_received_model_can_be_exported(federate: Federate) -> None:
     with pytest.raises(RunDirectoryError, match=text):
         model_of_run(run, 0, "personalized")
     found = model_of_run(run, 0)
-    assert (found.state, found.accuracy) == ("aggregate", model_of_run(run, 0, "aggregate").accuracy)
+    assert (found.state, found.score) == ("aggregate", model_of_run(run, 0, "aggregate").score)

@@ -23,7 +23,7 @@ from hyperfl_flwr.launch.contract.base import SMALL, Federate
 from hyperfl_flwr.launch.contract.folders import metrics
 from hyperfl_flwr.launch.planning import plan
 from hyperfl_flwr.launch.plans import RAY
-from hyperfl_flwr.metrics.classification import evaluate
+from hyperfl_flwr.metrics.evaluation import evaluate
 from hyperfl_flwr.models.layers.dropout import Dropout, seed_dropout
 from hyperfl_flwr.training.local_sgd import batches
 

@@ -273,7 +273,7 @@ def test_a_run_in_which_no_node_sends_metrics(federate: Federate, caplog: pytest
     assert found["privacy"]["epsilon"] == pytest.approx(4.0, abs=0.01)
     assert plot_run(run).is_file()
     assert write_report(run).is_file()
-    assert model_of_run(run, client=0, state="aggregate").accuracy is None
+    assert model_of_run(run, client=0, state="aggregate").score is None
 
 
 UNFIT: list[tuple[Settings, str]] = [

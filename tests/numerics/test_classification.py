@@ -8,17 +8,18 @@ import torch
 from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 from torchmetrics.functional.classification import multiclass_auroc, multiclass_confusion_matrix, multiclass_recall
 
-from hyperfl_flwr.metrics.classification import Scores, evaluate
+from hyperfl_flwr.metrics.classification import ClassScores
+from hyperfl_flwr.metrics.evaluation import evaluate
 from hyperfl_flwr.metrics.intervals import of_mean, of_share
 
 
-def scores(labels: list[int], predicted: list[int], classes: int = 3) -> Scores:
+def scores(labels: list[int], predicted: list[int], classes: int = 3) -> ClassScores:
     """Return the scores of a model that is sure of its predictions."""
     probabilities = np.eye(classes)[predicted]
-    return Scores(labels=np.array(labels), predicted=np.array(predicted), probabilities=probabilities, loss=0.0)
+    return ClassScores(labels=np.array(labels), predicted=np.array(predicted), probabilities=probabilities, loss=0.0)
 
 
-def drawn(number: int, classes: int, seed: int = 0) -> Scores:
+def drawn(number: int, classes: int, seed: int = 0) -> ClassScores:
     """Return the scores of random logits with ties, on labels of all classes but the last."""
     rng = np.random.default_rng(seed)
     logits = torch.from_numpy(rng.integers(-3, 4, (number, classes)) / 2)
@@ -89,7 +90,7 @@ def test_classes_without_samples() -> None:
 def test_very_many_classes_need_no_matrix() -> None:
     """A server may name any number of classes: the numbers of K of them fit, those of K x K would not."""
     labels = np.array([0, 1, 200_000])
-    found = Scores(labels=labels, predicted=labels, probabilities=np.zeros((3, 200_001), np.float32), loss=0.0)
+    found = ClassScores(labels=labels, predicted=labels, probabilities=np.zeros((3, 200_001), np.float32), loss=0.0)
     assert found.confusion.tolist() == [[0, 0, 1], [1, 1, 1], [200_000, 200_000, 1]]
     assert found.balanced_accuracy == found.macro_f1 == 1
 
@@ -111,7 +112,7 @@ def test_nothing_has_no_numbers() -> None:
     found = evaluate(lambda images: images.flatten(1), torch.zeros(0, 3, 1, 1), torch.zeros(0, dtype=torch.int64))
     numbers = (found.accuracy, found.mean_loss, found.balanced_accuracy, found.macro_f1, found.auc)
     assert all(map(math.isnan, (*numbers, found.majority_share)))
-    assert found.accuracy_interval is None
+    assert found.interval is None
 
 
 @pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")

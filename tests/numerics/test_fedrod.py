@@ -9,7 +9,7 @@ from torch.nn import functional
 from clients.fedavg import FedAvgClient
 from clients.fedrod import FedRoDClient, balanced_softmax
 from hyperfl_flwr.launch.contract.folders import exact
-from hyperfl_flwr.metrics.classification import evaluate
+from hyperfl_flwr.metrics.evaluation import evaluate
 
 SEEN = 6
 """Number of classes that the client has samples of; the others are absent."""

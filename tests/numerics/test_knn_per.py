@@ -14,7 +14,7 @@ from clients.knn_per import KNNPerClient
 from clients.novel.answers import assess
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics
-from hyperfl_flwr.metrics.classification import evaluate
+from hyperfl_flwr.metrics.evaluation import evaluate
 from hyperfl_flwr.protocol.queries import CORRECT, QuerySpec
 from hyperfl_flwr.results.export import model_of_run
 from hyperfl_flwr.training.neighbours import Neighbours, best_weight, mixed
@@ -157,7 +157,7 @@ def test_the_models_are_fedavgs_bit_for_bit(pair):
 
 def test_the_global_network_is_exported_and_a_clients_predictions_are_not(pair):
     found = model_of_run(pair[2], None)
-    assert found.accuracy is None
+    assert found.score is None
     for name, value in model_of_run(pair[0], None).tensors.items():
         assert torch.equal(found.tensors[name], value)
     with pytest.raises(RunDirectoryError, match=r"client 1 of knn-per cannot be exported: .* without --client"):

@@ -11,6 +11,7 @@ from torch.nn import functional
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.models.layers.dropout import Dropout, seed_dropout
+from hyperfl_flwr.models.losses import loss_of
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.training import per_example, window_gradients
 from hyperfl_flwr.training.per_example import PerExampleGradients
@@ -388,3 +389,31 @@ def test_a_clipping_norm_must_be_positive():
     examples = PerExampleGradients(network, list(network.parameters()), torch.zeros(1, 3, 9, 10))
     with pytest.raises(ValueError, match="clip_norm must be above 0, got 0"):
         examples.clipped_sums(*samples(2, (3, 9, 10)), 0)
+
+
+class UsedTwice(nn.Module):
+    """Uses the weight of a layer once more, outside of the layer, and has K outputs."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, outputs)
+
+    def forward(self, images):
+        return self.last(torch.tanh(torch.tanh(self.first(images)) @ self.first.weight.t()))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "labels"),
+    [(1, torch.randn(8, 1)), (3, torch.randn(8, 3)), (3, torch.rand(8, 3) > 0.5), (1, torch.rand(8, 1) > 0.5)],
+)
+def test_gradients_of_other_tasks_are_those_of_autograd(outputs, labels):
+    """A single output would make the cross-entropy of the network's own test, and all its gradients, zero."""
+    torch.manual_seed(0)
+    network, images = UsedTwice(outputs), torch.randn(8, 6)
+    parameters = list(network.parameters())
+    examples = PerExampleGradients(network, parameters, images[:1])
+    assert not examples.in_closed_form
+    found = examples.clipped_sums(images, labels, 1e9)
+    expected = torch.autograd.grad(loss_of(network(images), labels, "sum"), parameters)
+    assert_equal(found.sums, [each.double() for each in expected])
+    torch.testing.assert_close(found.losses, loss_of(network(images), labels, "none").detach())

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from clients.fedavg import FedAvgClient
 from clients.per_fedavg import PerFedAvgClient
-from hyperfl_flwr.metrics.classification import evaluate
+from hyperfl_flwr.metrics.evaluation import evaluate
 from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, train_epochs
 from hyperfl_flwr.training.one_step import stepped
 

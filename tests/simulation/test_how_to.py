@@ -19,6 +19,7 @@ from console import block_with, blocks, commands, copy_checkout, script, shell
 from sklearn.datasets import load_digits
 
 from hyperfl_flwr import ROOT
+from hyperfl_flwr.core.tasks import TASKS
 from hyperfl_flwr.launch.processes import kill_all, process_table
 
 pytestmark = pytest.mark.slow
@@ -49,20 +50,25 @@ def run_page(page: Path, folder: Path) -> "tuple[subprocess.CompletedProcess[str
 
 
 def test_own_data(tmp_path: Path) -> None:
-    """The page's script writes its files; the commands train on them and on class folders, with five clients each."""
+    """The page's scripts write its files; the commands train on them and on class folders, with their own clients."""
     page, checkout = HOW_TO / "own-data.md", copy_checkout(tmp_path)
-    example = re.findall(r"```python\n(import.*?)```", page.read_text(), re.DOTALL)[0]
-    subprocess.run([sys.executable, "-c", example], cwd=checkout, check=True)
+    examples = re.findall(r"```python\n(import.*?)```", page.read_text(), re.DOTALL)
+    for example in examples:
+        subprocess.run([sys.executable, "-c", example], cwd=checkout, check=True)
     done = shell(script(commands(page)), checkout)
     assert done.returncode == 0, done.stderr
-    manifests = [json.loads(path.read_text()) for path in checkout.glob("runs/*/manifest.json")]
-    assert len(manifests) == 4
-    assert all(
-        len(json.loads(path.read_text())["test_accuracy_per_client"]) == 5
-        for path in checkout.glob("runs/*/summary.json")
-    )
+    runs = [path.parent for path in checkout.glob("**/manifest.json")]
+    manifests = [json.loads((run / "manifest.json").read_text()) for run in runs]
+    summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
+    by_task = {task: [each for each in summaries if each["task"] == task] for task in TASKS}
+    assert [len(found) for found in by_task.values()] == [4, 1, 1]
+    assert all(len(each["test_accuracy_per_client"]) == 5 for each in by_task["classification"])
     shapes = sorted((manifest["settings"] | manifest["resolved"])["data.input-shape"] for manifest in manifests)
-    assert shapes == ["1x28x28", "1x8x8", "1x8x8", "64"]
+    assert shapes == ["10", "1x28x28", "1x8x8", "1x8x8", "1x8x8", "64"]
+    assert by_task["multi-label"][0]["test_accuracy"] > by_task["multi-label"][0]["test_majority_share"]
+    with (checkout / "predictions.csv").open(newline="") as file:
+        predicted = [float(row["0"]) for row in csv.DictReader(file)]
+    assert 120 < sum(predicted) / len(predicted) < 180  # near the mean of the targets, in their unit
 
 
 def test_pretrained(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_a_clients_model_and_its_predictions(finished: Path, tmp_path: Path) -> 
     np.savez(tmp_path / "test.npz", images=test.images[chosen], labels=test.labels[chosen])
     for model in (own, aggregate):
         predicted = run.predict(tmp_path / "test.npz", 3, state=model.state, device="cpu")
-        assert predicted.accuracy == pytest.approx(model.accuracy, abs=1e-6)
+        assert predicted.score == pytest.approx(model.score, abs=1e-6)
     with pytest.raises(RunDirectoryError, match="choose another output"):
         run.export(3, tmp_path / "mine" / "model.safetensors")
     with pytest.raises(ConfigError, match="state must be personalized or aggregate, got 'best'"):

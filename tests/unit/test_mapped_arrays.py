@@ -1,6 +1,7 @@
 """Large arrays of npz files are mapped: they hold the same values, use no memory of their own, and are checked."""
 
 import struct
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.core.storage import Pieces, write_npz
 from hyperfl_flwr.data.digests import data_digest
 from hyperfl_flwr.data.registry import load_dataset
-from hyperfl_flwr.data.sources.npz import read_npz
+from hyperfl_flwr.data.sources import npz_samples
+from hyperfl_flwr.data.sources.npz import read_npz, read_samples
 
 VECTORS = np.random.default_rng(0).standard_normal((60, 7)).astype(np.float32)
 LABELS = np.arange(60) % 4
@@ -149,3 +151,84 @@ def test_arrays_are_written_in_pieces(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="features must have 61 rows, got 60"):
         write_npz(tmp_path / "z.npz", {"features": pieces(61)})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.npz", "y.npz"]
+
+
+BIG = np.random.default_rng(1).random((400, 3, 10, 10)).astype(np.float32)
+PIXELS = (BIG * 255).astype(np.uint8)
+WITHOUT_COPIES = {
+    "features": (VECTORS, "features"),
+    "uint8": (PIXELS, "images"),
+    "uint8 without channels": (PIXELS[:, 0].copy(), "images"),
+    "one channel at the end": (PIXELS[:, 0, :, :, None].copy(), "images"),
+    "floats": (BIG, "images"),
+}
+WITH_COPIES = {
+    "float64": (VECTORS.astype(np.float64), "features"),
+    "Fortran order": (np.asfortranarray(VECTORS), "features"),
+    "other byte order": (VECTORS.astype(">f4"), "features"),
+    "channels at the end": (PIXELS.transpose(0, 2, 3, 1).copy(), "images"),
+    "float16": (BIG.astype(np.float16), "images"),
+}
+
+
+@pytest.mark.usefixtures("map_all")
+@pytest.mark.parametrize("name", [*WITHOUT_COPIES, *WITH_COPIES])
+def test_copies_of_mapped_samples_must_fit_into_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    array, kind = (WITHOUT_COPIES | WITH_COPIES)[name]
+    labels = np.zeros(len(array), np.int8)
+    labels[::2] = 1
+    path, size = tmp_path / "x.npz", array.size * (1 if array.dtype == np.uint8 else 4)
+    np.savez(path, **{kind: array, "labels": labels, f"test_{kind}": array[:8], "test_labels": labels[:8]})
+    if name in WITHOUT_COPIES:
+        monkeypatch.setattr(checked_files, "memory_bytes", lambda: 1000)
+        assert is_mapped(read_npz("npz:x", path).train.images)
+        assert is_mapped(read_samples(path)[0])
+    else:
+        monkeypatch.setattr(checked_files, "memory_bytes", lambda: size - 1)
+        problem = f"a copy of {kind} and test_{kind} is needed, but it needs .* MB of memory; store float32 features"
+        with pytest.raises(DataError, match=problem):
+            read_npz("npz:x", path)
+        with pytest.raises(DataError, match=f"a copy of {kind} is needed"):
+            read_samples(path)
+        monkeypatch.setattr(checked_files, "memory_bytes", lambda: size)
+        assert len(read_samples(path)[0]) == len(array)  # it does not copy the test data
+    path.unlink()  # a mapped file must not be overwritten
+    np.savez(path, **{kind: array, "labels": labels})
+    copies = 1 + (name in WITH_COPIES)
+    monkeypatch.setattr(checked_files, "memory_bytes", lambda: copies * size - 1)
+    with pytest.raises(DataError, match=f"a copy of {kind} is needed"):
+        read_npz("npz:x", path)
+    monkeypatch.setattr(checked_files, "memory_bytes", lambda: copies * size)
+    assert 0 < len(read_npz("npz:x", path).train) < len(array)
+
+
+@pytest.mark.usefixtures("map_all")
+def test_floats_of_images_are_checked_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check finds a value in any chunk, and takes no memory of the size of the images."""
+    monkeypatch.setattr(npz_samples, "CHUNK", 16)
+    np.savez(tmp_path / "x.npz", images=BIG)
+    tracemalloc.start()
+    read_samples(tmp_path / "x.npz")
+    assert tracemalloc.get_traced_memory()[1] < BIG.nbytes / 4
+    tracemalloc.stop()
+    wrong = BIG.copy()
+    wrong[399, 2, 9, 9] = 1.5
+    np.savez(tmp_path / "y.npz", images=wrong)
+    with pytest.raises(DataError, match=r"must be in \[0, 1\] if they are floats, got 1\.5"):
+        read_samples(tmp_path / "y.npz")
+
+
+@pytest.mark.usefixtures("map_all")
+def test_members_that_overlap_are_refused(tmp_path: Path) -> None:
+    """Several members in the same bytes could expand to far more than the file."""
+    path = tmp_path / "x.npz"
+    np.savez(path, features=VECTORS, others=VECTORS)
+    data = bytearray(path.read_bytes())
+    first = data.index(b"PK\1\2")
+    second = data.index(b"PK\1\2", first + 4)
+    data[second + 42 : second + 46] = data[first + 42 : first + 46]
+    path.write_bytes(data)
+    with pytest.raises(MalformedFileError, match="members overlap"), open_archive(path):
+        pass

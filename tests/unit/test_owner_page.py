@@ -18,6 +18,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.deploy.owner_page import ClientPart
 from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.node.evaluations import FILE, MOST, Evaluation, Evaluations
@@ -33,9 +34,8 @@ def owned(**node: Scalar) -> Callable[[int, Settings], InProcessGrid]:
 
 def evaluation(number: int, kind: str = "personalized", auc: float = 0.5) -> Evaluation:
     return Evaluation(
-        round=number, kind=kind, samples=4, loss=1.0, accuracy=0.5, interval=(0.15, 0.85),
-        balanced_accuracy=0.5, macro_f1=0.5, auc=auc,
-        majority_share=0.5,
+        round=number, kind=kind, samples=4, loss=1.0, score=0.5, interval=(0.15, 0.85),
+        scores={"balanced_accuracy": 0.5, "macro_f1": 0.5, "auc": auc, "majority_share": 0.5},
     )  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def test_a_resumed_run_repeats_rounds() -> None:
     kept = Evaluations(client=0, experiment="e", method="m", dataset="d", classes=("a", "b"))
     for number in (1, 2, 3):
         kept = kept.added(evaluation(number), [[0, 0, number]])
-    again = kept.added(replace(evaluation(2), accuracy=0.75), [[0, 1, 9]])
+    again = kept.added(replace(evaluation(2), score=0.75), [[0, 1, 9]])
     assert [each.round for each in again.entries] == [1, 2, 3, 2]
     assert again.curve("personalized") == {1: 0.5, 2: 0.75, 3: 0.5}
     assert again.newest("personalized") == again.entries[-1]
@@ -147,7 +147,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     kept.write(tmp_path / "client-00007")
     found = Evaluations.read(tmp_path / "client-00007")
     assert found is not None
-    assert math.isnan(found.entries[0].auc)
+    assert math.isnan(found.entries[0].scores["auc"])
     assert found.confusion == {"personalized": [[0, 0, 1], [0, 1, 2]]}
     assert json.loads((tmp_path / "client-00007" / FILE).read_text())["entries"][0]["auc"] is None
     assert Evaluations.read(tmp_path) is None
@@ -190,3 +190,35 @@ def test_predictions_tell_training_samples(states: tuple[Path, Path], call: Call
     with Path("node.csv").open() as file:
         parts = [line["part"] for line in csv.DictReader(file)]
     assert parts == ["train"] * len(train) + ["other"] * len(test)
+
+
+def test_what_is_not_defined_is_read_back_and_shown(tmp_path: Path) -> None:
+    """The file is strict JSON; a label of no sample, and a target that is not finite, have a dash on the page."""
+    rows = {"multi-label": [[0.0, math.nan, 1.0, math.nan]], "regression": [[-math.inf, math.inf, 1.0]]}
+    scores = {
+        "multi-label": {"balanced_accuracy": 0.5, "macro_f1": math.nan, "auc": math.nan, "majority_share": 1.0},
+        "regression": {"rmse": math.inf, "mae": 1.0},
+    }
+    for task, details in rows.items():
+        entry = Evaluation(
+            round=1, kind="personalized", samples=4, loss=1.0, score=0.5, interval=None, scores=scores[task]
+        )
+        kept = Evaluations(client=0, experiment="e", method="fedavg", dataset="x", classes=["a"], task=task)
+        kept.added(entry, details).write(tmp_path)
+
+        def refuse(name: str) -> None:
+            raise ValueError(name)
+
+        json.loads((tmp_path / "evaluations.json").read_text(), parse_constant=refuse)
+        found = Evaluations.read(tmp_path)
+        assert found is not None
+        (row,) = ClientPart.of(found).outputs
+        assert row[0] == "a"
+        assert "–" in row
+        assert "nan" not in "".join(row)
+
+
+def test_a_page_without_test_samples_has_no_classes() -> None:
+    entry = replace(evaluation(1), samples=0, score=math.nan, interval=None)
+    kept = Evaluations(client=0, experiment="e", method="fedavg", dataset="x", classes=["a", "b"])
+    assert ClientPart.of(kept.added(entry, [])).outputs == []

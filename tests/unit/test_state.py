@@ -186,7 +186,7 @@ def test_a_write_that_breaks_off_leaves_the_old_version(state: PrivateState) -> 
 def test_a_model_that_finds_no_room_leaves_the_old_one(tmp_path: Path) -> None:
     recipe = TargetRecipe(target="cnn", input_shape=(1, 8, 8), mean=(0.5,), std=(0.5,), classes=("0", "1"))
     old = KeptModel(
-        client=3, experiment="ab12", round=4, method="hyperfl", dataset="digits", accuracy=0.5, test_examples=2,
+        client=3, experiment="ab12", round=4, method="hyperfl", dataset="digits", score=0.5, test_examples=2,
         recipe=recipe, tensors=ARRAYS, trained_on=np.zeros(0, np.uint64),
     )  # fmt: skip
     folder = tmp_path / "run" / "client-00003"

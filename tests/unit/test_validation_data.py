@@ -13,7 +13,7 @@ from hyperfl_flwr.core.errors import ConfigError, DataError
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.launch.contract.folders import last_checkpoint
-from hyperfl_flwr.metrics.classification import evaluate
+from hyperfl_flwr.metrics.evaluation import evaluate
 from hyperfl_flwr.models.targets import build_target
 
 SETTINGS = RunConfig.from_flat(small_settings()).data_settings()

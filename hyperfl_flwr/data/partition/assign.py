@@ -103,7 +103,7 @@ def assign(settings: DataSettings, dataset: Dataset) -> tuple[str, list[IntArray
         test = partitions.natural(clients, rng, num_clients=settings.num_clients, samples=samples)
     else:
         cap = dataset.test_samples if name in partitions.EQUAL_SIZES else None
-        counts = class_counts(train, dataset.train.labels, dataset.num_classes)
+        counts = class_counts(train, dataset.train.labels, dataset.num_strata)
         test = partitions.match_class_shares(counts, dataset.test.labels, rng, samples=samples, cap=cap)
     return name, train, test
 
@@ -183,7 +183,7 @@ def limited(settings: DataSettings, count: int, samples: int | Literal["auto"], 
 
 
 def _train_partition(name: str, settings: DataSettings, dataset: Dataset) -> list[IntArray]:
-    labels, num_clients, num_classes = dataset.train.labels, settings.num_clients, dataset.num_classes
+    labels, num_clients, num_classes = dataset.train.labels, settings.num_clients, dataset.num_strata
     samples = None if settings.train_samples == "auto" else settings.train_samples
     cap, alpha = dataset.train_samples, settings.dirichlet_alpha
     rng = numpy_generator(settings.seed, "partition", name, "train")

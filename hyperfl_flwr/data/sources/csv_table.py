@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from hyperfl_flwr.core.checked_files import MalformedFileError, refuse_excess
 from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, Task
 from hyperfl_flwr.data.dataset import Dataset, IntArray
 from hyperfl_flwr.data.sample_format import SampleFormat
 from hyperfl_flwr.data.sources.npz import dataset_of
@@ -33,6 +34,9 @@ from hyperfl_flwr.data.sources.npz_columns import wrong
 SUFFIX = ".csv"
 
 LABEL, CLIENT, GROUP, WEIGHT, SPLIT = "label", "client", "group", "sample_weight", "split"
+LABELS = f"{LABEL}:"
+"""Start of the names of several columns of labels or targets, before the name of each."""
+
 _RESERVED = (LABEL, CLIENT, GROUP, WEIGHT, SPLIT)
 _SEPARATORS = (";", "\t", ",")
 
@@ -50,6 +54,12 @@ class Table:
     features: npt.NDArray[np.float32]
     names: tuple[str, ...]
     columns: dict[str, npt.NDArray[np.str_]]
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the columns of labels or targets, for other tasks than classification."""
+        several = [name for name in self.columns if name.startswith(LABELS)]
+        return [*([LABEL] if LABEL in self.columns else []), *several]
 
 
 def read_table(path: Path) -> Table:
@@ -70,13 +80,16 @@ def read_table(path: Path) -> Table:
         raise wrong(path, f"the column {near[0]} is neither {near[0].lower()} nor a feature", "rename it")
     if short := next((number for number, row in enumerate(rows) if len(row) != len(header)), None):
         raise wrong(path, f"row {short} has {len(rows[short])} fields, the header {len(header)}", "repair it")
-    features = [number for number, name in enumerate(header) if name not in _RESERVED]
+    if LABELS in header:
+        raise wrong(path, f"the column {LABELS} must have the name of a label after the colon", "rename it")
+    reserved = [name for name in header if name in _RESERVED or name.startswith(LABELS)]
+    features = [number for number, name in enumerate(header) if name not in reserved]
     if not features:
         raise wrong(path, f"must have columns of numbers besides {', '.join(header)}", "add the features")
     return Table(
         features=_numbers(_texts(rows, features), [header[number] for number in features], path).astype(np.float32),
         names=tuple(header[number] for number in features),
-        columns={name: np.char.strip(_texts(rows, [header.index(name)])[:, 0]) for name in _RESERVED if name in header},
+        columns={name: np.char.strip(_texts(rows, [header.index(name)])[:, 0]) for name in reserved},
     )
 
 
@@ -86,7 +99,7 @@ def read_csv(name: str, path: Path, sample_format: SampleFormat) -> Dataset:
     Args:
         name: The data set's name.
         path: The file; see the module's docstring for its contents.
-        sample_format: Agreed classes, and `auto` or `none` for the groups.
+        sample_format: The task, agreed classes, and `auto` or `none` for the groups.
 
     Returns:
         The data set, without recommended sizes, normalised by its training samples. The classes are those agreed on, or
@@ -96,18 +109,28 @@ def read_csv(name: str, path: Path, sample_format: SampleFormat) -> Dataset:
         DataError: If the file is missing or has invalid content, or a class that was not agreed on.
     """
     table = read_table(path)
-    if LABEL not in table.columns:
-        raise wrong(path, f"must have a column {LABEL}, got {', '.join((*table.names, *table.columns))}", "add it")
-    for column in (LABEL, CLIENT, GROUP):
+    task = sample_format.task
+    if task is not CLASSIFICATION and not table.outputs:
+        raise wrong(path, f"must have columns {LABELS}NAME, got {_columns(table)}", "add them")
+    if task is CLASSIFICATION and LABEL not in table.columns:
+        others = f", or set task to {MULTI_LABEL.name} or {REGRESSION.name}" if table.outputs else ""
+        raise wrong(path, f"must have a column {LABEL}, got {_columns(table)}", f"add it{others}")
+    if task is CLASSIFICATION and table.outputs != [LABEL]:
+        raise wrong(path, f"{table.outputs[1]} is for another task, beside {LABEL}", "rename it, or drop one of them")
+    for column in (*table.outputs, CLIENT, GROUP):
         empty = np.flatnonzero(table.columns.get(column, np.ones(0, str)) == "")
         if len(empty):
             raise wrong(path, f"{column} is empty in {len(empty)} samples, the first is {empty[0] + 1}", "fill it")
-    classes = sample_format.classes or _classes(table.columns[LABEL])
-    if len(classes) < 2:
-        text = f"must have two or more classes in {LABEL}, got only {classes[0]}"
-        raise wrong(path, text, "add some, or list them in data.classes")
     arrays: dict[str, npt.NDArray[np.generic]] = {"features": table.features}
-    arrays["labels"] = class_numbers_of(path, table, classes)
+    if task is CLASSIFICATION:
+        classes = sample_format.classes or _classes(table.columns[LABEL])
+        if len(classes) < 2:
+            text = f"must have two or more classes in {LABEL}, got only {classes[0]}"
+            raise wrong(path, text, "add some, or list them in data.classes")
+        arrays["labels"] = class_numbers_of(path, table, classes)
+    else:
+        classes = sample_format.classes or tuple(name.removeprefix(LABELS) for name in table.outputs)
+        arrays["labels"] = target_columns_of(path, table, classes, task)
     for column, key in ((CLIENT, "clients"), (GROUP, "groups")):
         if column in table.columns:
             arrays[key] = table.columns[column]
@@ -115,7 +138,41 @@ def read_csv(name: str, path: Path, sample_format: SampleFormat) -> Dataset:
         arrays["weights"] = _numbers(table.columns[WEIGHT][:, None], [WEIGHT], path)[:, 0]
     if SPLIT in table.columns:
         arrays = _divided(arrays, table.columns[SPLIT], path)
-    return replace(dataset_of(arrays, name, path, sample_format.grouping, len(classes)), classes=classes)
+    return replace(dataset_of(arrays, name, path, sample_format.grouping, len(classes), task), classes=classes)
+
+
+def _columns(table: Table) -> str:
+    return ", ".join((*table.names, *table.columns))
+
+
+def target_columns_of(path: Path, table: Table, names: Sequence[str], task: Task) -> npt.NDArray[np.generic]:
+    """Return the columns of labels or targets [n, K] in the order of their names.
+
+    Args:
+        path: The file, for errors.
+        table: Its content.
+        names: Names of the labels or targets 0..K-1; the column `label` is that of a single one.
+        task: `MULTI_LABEL` or `REGRESSION`.
+
+    Raises:
+        DataError: If a column is missing, there are others, or a field is no number; with `MULTI_LABEL` not 0 or 1.
+    """
+    columns = {name.removeprefix(LABELS): name for name in table.outputs}
+    if set(columns) == {LABEL} and len(names) == 1:
+        columns = {names[0]: LABEL}
+    if set(columns) != set(names):
+        raise DataError(
+            f"{path}: must have the columns {', '.join(f'{LABELS}{name}' for name in names)} for task={task.name}, got "
+            f"{', '.join(table.outputs)}; rename them, or change data.classes for the whole federation",
+            public=f"its {task.outputs} are not those of data.classes, see the node's log",
+        )
+    ordered = [columns[name] for name in names]
+    found = _numbers(np.stack([table.columns[name] for name in ordered], axis=1), ordered, path)
+    if task is MULTI_LABEL:
+        if other := np.setdiff1d(found, (0, 1)).tolist():
+            raise wrong(path, f"columns of labels must be 0 or 1 with task={task.name}, got {other[0]:g}", "fix them")
+        return found.astype(np.int64)
+    return found
 
 
 def class_numbers_of(path: Path, table: Table, classes: Sequence[str]) -> IntArray:

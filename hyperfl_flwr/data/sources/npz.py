@@ -5,7 +5,8 @@ key                                    content
 =====================================  ==============================================================================
 images                                 [n, H, W], [n, H, W, C] or [n, C, H, W], C = 1 or 3; uint8, or floats in [0, 1]
 features (instead of images)           [n, D], floats
-labels                                 [n], integers 0..K-1
+labels                                 [n], integers 0..K-1; with task=multi-label [n, K], 0 or 1 for each label;
+                                       with task=regression [n] or [n, K], numbers
 clients (optional)                     [n], the client of each sample: integers or strings, numbered in sorted order
 test_images or test_features, and      as above; without them a quarter of the data, drawn with a fixed seed, becomes
 test_labels (optional)                 the test data: of every client, or of every class if there are no clients
@@ -23,21 +24,22 @@ never copied to the cache, since it may be private. Large arrays without compres
 the processes of a machine share one copy; float32 features and uint8 images [n, C, H, W] are used as they are.
 """
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hyperfl_flwr.core.checked_files import MalformedFileError, map_arrays, open_archive
 from hyperfl_flwr.core.rng import numpy_generator
+from hyperfl_flwr.core.target_scale import scale_of
+from hyperfl_flwr.core.tasks import CLASSIFICATION, REGRESSION, Task
 from hyperfl_flwr.data.dataset import (
     TEST_FRACTION,
     Dataset,
     ImageArray,
     IntArray,
     Split,
+    Targets,
     channel_statistics,
     split_train_test,
 )
@@ -49,23 +51,24 @@ from hyperfl_flwr.data.sources.npz_columns import (
     group_numbers,
     match_clients,
     sample_weights,
+    target_values,
     wrong,
 )
+from hyperfl_flwr.data.sources.npz_samples import KINDS, reader_of, refuse_copies
+from hyperfl_flwr.data.strata import strata_of
 
-_KINDS = ("images", "features")
 _OTHERS = ("labels", "clients", "groups", "weights", "test_labels", "test_clients", "test_groups")
-_CHANNELS = (1, 3)
 _SPLIT_SEED = 0
-_CHUNK = 4096
 
 
-def read_npz(name: str, path: Path, grouping: str = AUTO) -> Dataset:
+def read_npz(name: str, path: Path, grouping: str = AUTO, task: Task = CLASSIFICATION) -> Dataset:
     """Read a data set from a `.npz` file.
 
     Args:
         name: The data set's name.
         path: The file; see the module's docstring for its contents.
         grouping: `auto` to use the key `groups`, `none` to ignore it.
+        task: What is predicted.
 
     Returns:
         The data set, without augmentation and recommended sizes, normalised by its training samples.
@@ -73,16 +76,20 @@ def read_npz(name: str, path: Path, grouping: str = AUTO) -> Dataset:
     Raises:
         DataError: If the file is missing, is not an `.npz` file, or has invalid content.
     """
-    return dataset_of(_read_arrays(path), name, path, grouping)
+    return dataset_of(_read_arrays(path), name, path, grouping, task=task)
 
 
-def dataset_of(arrays: RawArrays, name: str, path: Path, grouping: str, classes: int = 0) -> Dataset:
+def dataset_of(
+    arrays: RawArrays, name: str, path: Path, grouping: str, classes: int = 0, task: Task = CLASSIFICATION
+) -> Dataset:
     """Return the data set that the arrays of a file are, as `read_npz`; `classes` is their number if it is known."""
     if grouping not in (AUTO, NONE):
         raise wrong(path, f"data.group-by = {grouping!r} is for folders", "store the key groups, and set it to auto")
     if grouping == NONE:
         arrays = {key: array for key, array in arrays.items() if not key.endswith("groups")}
-    train, test, client_ids = _splits(arrays, path)
+    train, test, client_ids = _splits(arrays, path, task)
+    if train.targets is not None:
+        classes = train.targets.shape[1]
     num_classes = classes or int(max(train.labels.max(), test.labels.max())) + 1
     if not classes and num_classes > len(train) + len(test):
         raise wrong(
@@ -91,6 +98,7 @@ def dataset_of(arrays: RawArrays, name: str, path: Path, grouping: str, classes:
             "renumber the classes from 0",
         )
     mean, std = channel_statistics(train.images)
+    target_mean, target_std = ((), ()) if task is not REGRESSION else scale_of(_numbers(train))
     return Dataset(
         name=name,
         num_classes=num_classes,
@@ -103,7 +111,16 @@ def dataset_of(arrays: RawArrays, name: str, path: Path, grouping: str, classes:
         train_samples=None,
         test_samples=None,
         client_ids=client_ids,
+        task=task,
+        target_mean=target_mean,
+        target_std=target_std,
     )
+
+
+def _numbers(split: Split) -> npt.NDArray[np.float64]:
+    """Return the targets of a regression [n, K]."""
+    assert split.targets is not None
+    return split.targets.astype(np.float64, copy=False)
 
 
 def read_samples(path: Path) -> tuple[ImageArray, list[str]]:
@@ -116,12 +133,13 @@ def read_samples(path: Path) -> tuple[ImageArray, list[str]]:
         DataError: If the file is missing, is not an `.npz` file, or its samples are invalid.
     """
     arrays, others = _open(path)
-    kinds = [kind for kind in _KINDS if kind in arrays]
+    kinds = [kind for kind in KINDS if kind in arrays]
     if len(kinds) != 1:
         raise wrong(
             path, f"must have the key images or features, got {' and '.join(kinds) or 'neither'}", "store one of them"
         )
-    return _reader(kinds[0])(arrays[kinds[0]], kinds[0], path), [key for key in (*arrays, *others) if key != kinds[0]]
+    refuse_copies({kinds[0]: arrays[kinds[0]]}, path)
+    return reader_of(kinds[0])(arrays[kinds[0]], kinds[0], path), [key for key in (*arrays, *others) if key != kinds[0]]
 
 
 def read_labels(path: Path, count: int) -> IntArray | None:
@@ -132,6 +150,16 @@ def read_labels(path: Path, count: int) -> IntArray | None:
     """
     arrays, _ = _open(path)
     return class_numbers(arrays["labels"], "labels", count, path) if "labels" in arrays else None
+
+
+def read_targets(path: Path, count: int, task: Task) -> Targets | None:
+    """Read what is true of `count` samples for another task than classification; None if the file does not say it.
+
+    Raises:
+        DataError: If the labels are not those of the task, see the module's docstring.
+    """
+    arrays, _ = _open(path)
+    return target_values(arrays["labels"], "labels", count, task, path) if "labels" in arrays else None
 
 
 def _read_arrays(path: Path) -> RawArrays:
@@ -152,7 +180,7 @@ def _open(path: Path) -> tuple[RawArrays, list[str]]:
     """Return all known arrays of the file, without unpickling, and the names of the other members."""
     if not path.is_file():
         raise wrong(path, "must be an existing .npz file", "check the path after npz:")
-    keys = (*_KINDS, *(f"test_{kind}" for kind in _KINDS), *_OTHERS)
+    keys = (*KINDS, *(f"test_{kind}" for kind in KINDS), *_OTHERS)
     try:
         with open_archive(path) as archive:
             names = archive.namelist()
@@ -167,17 +195,13 @@ def _open(path: Path) -> tuple[RawArrays, list[str]]:
     return arrays, [name.removesuffix(".npy") for name in names if name not in members.values()]
 
 
-def _reader(kind: str) -> Callable[[npt.NDArray[Any], str, Path], ImageArray]:
-    return _images if kind == "images" else _features
-
-
 def _kind(arrays: RawArrays) -> str:
     """Return the key of the training samples."""
     return "images" if "images" in arrays else "features"
 
 
 def _missing(arrays: RawArrays) -> list[str]:
-    missing = [] if any(kind in arrays for kind in _KINDS) else ["images or features"]
+    missing = [] if any(kind in arrays for kind in KINDS) else ["images or features"]
     missing += [] if "labels" in arrays else ["labels"]
     test = f"test_{_kind(arrays)}"
     if (test in arrays) != ("test_labels" in arrays):
@@ -187,17 +211,21 @@ def _missing(arrays: RawArrays) -> list[str]:
     return missing
 
 
-def _splits(arrays: RawArrays, path: Path) -> tuple[Split, Split, tuple[str, ...] | None]:
+def _splits(arrays: RawArrays, path: Path, task: Task) -> tuple[Split, Split, tuple[str, ...] | None]:
     kind = _kind(arrays)
-    read = _reader(kind)
+    read = reader_of(kind)
+    samples = {key: arrays[key] for key in (kind, f"test_{kind}") if key in arrays}
+    refuse_copies(samples, path, divided=len(samples) == 1)
     images = read(arrays[kind], kind, path)
-    labels = class_numbers(arrays["labels"], "labels", len(images), path)
+    labels, targets = _labels(arrays, "labels", len(images), task, path)
     clients, ids = client_numbers(arrays, len(images), path)
     weights = sample_weights(arrays, len(images), path)
     names = None if ids is None else tuple(str(name) for name in ids)
     if (test_kind := f"test_{kind}") not in arrays:
         groups, _ = group_numbers(arrays, len(images), None, path)
-        whole = Split(images=images, labels=labels, clients=clients, groups=groups, weights=weights)
+        if targets is not None:
+            (labels,) = strata_of(task, [targets])
+        whole = Split(images=images, labels=labels, clients=clients, groups=groups, weights=weights, targets=targets)
         return (*_split(whole, path), names)
     test_images = read(arrays[test_kind], test_kind, path)
     if (of_test := test_images.shape[1:]) != (of_train := images.shape[1:]):
@@ -205,13 +233,26 @@ def _splits(arrays: RawArrays, path: Path) -> tuple[Split, Split, tuple[str, ...
             f"{of_test} and {of_train} (C, H, W)" if kind == "images" else f"lengths {of_test[0]} and {of_train[0]}"
         )
         raise wrong(path, f"{test_kind} must have the shape of {kind}, got {shapes}", "convert one of them")
-    test_labels = class_numbers(arrays["test_labels"], "test_labels", len(test_images), path)
+    test_labels, test_targets = _labels(arrays, "test_labels", len(test_images), task, path)
+    if targets is not None and test_targets is not None:
+        if targets.shape[1] != test_targets.shape[1]:
+            columns = f"{test_targets.shape[1]} and {targets.shape[1]}"
+            raise wrong(path, f"test_labels must have the columns of labels, got {columns}", "fix one of them")
+        labels, test_labels = strata_of(task, [targets, test_targets])
     test_clients = None
     if ids is not None and "test_clients" in arrays:
         test_clients = match_clients(arrays["test_clients"], ids, len(test_images), path)
     groups, test_groups = group_numbers(arrays, len(images), len(test_images), path)
-    train = Split(images=images, labels=labels, clients=clients, groups=groups, weights=weights)
-    return train, Split(images=test_images, labels=test_labels, clients=test_clients, groups=test_groups), names
+    train = Split(images=images, labels=labels, clients=clients, groups=groups, weights=weights, targets=targets)
+    test = Split(images=test_images, labels=test_labels, clients=test_clients, groups=test_groups, targets=test_targets)
+    return train, test, names
+
+
+def _labels(arrays: RawArrays, key: str, count: int, task: Task, path: Path) -> tuple[IntArray, Targets | None]:
+    """Return the classes of the samples; with another task zeros, and the targets."""
+    if task is CLASSIFICATION:
+        return class_numbers(arrays[key], key, count, path), None
+    return np.zeros(count, np.int64), target_values(arrays[key], key, count, task, path)
 
 
 def _split(whole: Split, path: Path) -> tuple[Split, Split]:
@@ -247,53 +288,3 @@ def _refuse_one_sided(whole: Split, train: IntArray, test: IntArray, path: Path)
                 f"divided by whole groups, {without} clients have no {name} samples",
                 "give every client samples of more groups, or add test data and test_labels",
             )
-
-
-def _images(array: npt.NDArray[Any], key: str, path: Path) -> ImageArray:
-    """Check images and convert them to [n, C, H, W]."""
-    if array.ndim == 3:
-        array = array[:, None]
-    elif array.ndim == 4:
-        first, last = array.shape[1] in _CHANNELS, array.shape[3] in _CHANNELS
-        if first == last:
-            problem = "must have only one axis of 1 or 3 channels in" if first else "must have 1 or 3 channels in"
-            raise wrong(path, f"{problem} {key} of shape {array.shape}", "store it as [n, C, H, W] or [n, H, W, C]")
-        array = array if first else array.transpose(0, 3, 1, 2)
-    else:
-        raise wrong(
-            path,
-            f"{key} must have 3 or 4 dimensions, got the shape {array.shape}",
-            "store it as [n, H, W], or vectors as features",
-        )
-    if array.size == 0:
-        raise wrong(path, f"{key} must not be empty, got the shape {array.shape}", "add images")
-    if array.dtype == np.uint8:
-        return np.ascontiguousarray(array)
-    if array.dtype.kind != "f":
-        raise wrong(path, f"{key} must be uint8 or floats in [0, 1], got {array.dtype}", "convert it")
-    outside = array[~np.isnan(array) & ((array < 0) | (array > 1))]
-    if outside.size:
-        raise wrong(
-            path, f"{key} must be in [0, 1] if they are floats, got {outside[0]}", "divide by 255 or store uint8"
-        )
-    return np.ascontiguousarray(array, dtype=np.float32)
-
-
-def _features(array: npt.NDArray[Any], key: str, path: Path) -> ImageArray:
-    """Check feature vectors [n, D]."""
-    if array.ndim != 2 or array.size == 0:
-        raise wrong(path, f"{key} must be vectors [n, D], got the shape {array.shape}", "store images as images")
-    if array.dtype.kind != "f":
-        raise wrong(path, f"{key} must be floats, got {array.dtype}", "convert it")
-    with np.errstate(over="ignore"):  # values too large for float32 become infinite and are reported below
-        vectors = np.ascontiguousarray(array, dtype=np.float32)
-    chunks = (vectors[start : start + _CHUNK] for start in range(0, len(vectors), _CHUNK))
-    broken = np.flatnonzero(np.concatenate([~np.isfinite(chunk).all(axis=1) for chunk in chunks]))
-    if broken.size:
-        raise wrong(
-            path,
-            f"{key} must be finite float32 numbers, but {broken.size} of {len(vectors)} vectors are not, the first is "
-            f"number {broken[0]}",
-            "remove or repair them",
-        )
-    return vectors

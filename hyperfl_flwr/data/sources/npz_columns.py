@@ -1,4 +1,4 @@
-"""Read the columns of a numpy `.npz` file that say something of each sample: class, client, group and weight."""
+"""Read the columns of a numpy `.npz` file that say something of each sample: label, client, group and weight."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hyperfl_flwr.core.errors import DataError
-from hyperfl_flwr.data.dataset import IntArray
+from hyperfl_flwr.core.target_scale import LARGEST_TARGET
+from hyperfl_flwr.core.tasks import MULTI_LABEL, REGRESSION, Task
+from hyperfl_flwr.data.dataset import IntArray, Targets
 from hyperfl_flwr.data.grouped_split import numbered, refuse_shared
 
 RawArrays = Mapping[str, npt.NDArray[Any]]
@@ -96,12 +98,42 @@ def class_numbers(array: npt.NDArray[Any], key: str, count: int, path: Path) -> 
         DataError: If they are anything else.
     """
     if array.dtype.kind not in "iu" or array.shape != (count,):
+        other = REGRESSION if array.dtype.kind == "f" else MULTI_LABEL if array.ndim == 2 else None
         raise wrong(
-            path, f"{key} must be {count} integers, one per sample, got {array.dtype} of shape {array.shape}", "fix it"
+            path,
+            f"{key} must be {count} integers, one per sample, got {array.dtype} of shape {array.shape}",
+            f"fix it, or set task={other.name}" if other else "fix it",
         )
     if array.min() < 0:
         raise wrong(path, f"{key} must be 0..K-1, got {array.min()}", "renumber the classes from 0")
     return array.astype(np.int64)
+
+
+def target_values(array: npt.NDArray[Any], key: str, count: int, task: Task, path: Path) -> Targets:
+    """Return what is predicted of each sample by another task than classification [n, K].
+
+    Raises:
+        DataError: If they are not labels of 0 and 1 [n, K], or numbers up to `LARGEST_TARGET` [n] or [n, K].
+    """
+    shape = f"got {array.dtype} of shape {array.shape}"
+    if task is MULTI_LABEL:
+        if array.dtype.kind not in "biu" or array.ndim != 2 or len(array) != count or not array.shape[1]:
+            raise wrong(
+                path, f"{key} must be [{count}, K] of 0 and 1, a column per label, with task=multi-label; {shape}",
+                "fix it",
+            )  # fmt: skip
+        if other := np.setdiff1d(array, (0, 1)).tolist():
+            raise wrong(path, f"{key} must be 0 or 1 with task=multi-label, got {other[0]}", "fix it")
+        return array.astype(bool)
+    columns = array[:, None] if array.ndim == 1 else array
+    if array.dtype.kind not in "iuf" or columns.ndim != 2 or len(columns) != count or not columns.shape[1]:
+        raise wrong(path, f"{key} must be {count} numbers, or [{count}, K], with task=regression; {shape}", "fix it")
+    found = columns.astype(np.float64)
+    if broken := int((~(np.abs(found) <= LARGEST_TARGET)).any(axis=1).sum()):
+        raise wrong(
+            path, f"{key} must be numbers up to {LARGEST_TARGET:g}, {broken} of {count} samples have others", "fix them"
+        )
+    return found
 
 
 def client_numbers(arrays: RawArrays, count: int, path: Path) -> tuple[IntArray | None, npt.NDArray[Any] | None]:

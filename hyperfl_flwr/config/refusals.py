@@ -1,0 +1,41 @@
+"""Say in one text which settings pydantic has refused, and why."""
+
+from collections.abc import Sequence
+
+from pydantic_core import ErrorDetails
+
+from hyperfl_flwr.core.similar_names import nearest
+
+
+def explain(details: Sequence[ErrorDetails], known: Sequence[str], hint: str = "") -> str:
+    """Return an error message for settings that pydantic has refused, with one line for each wrong key.
+
+    Args:
+        details: Pydantic's errors.
+        known: All known keys, with a dot between section and name.
+        hint: Text after an unknown key that is not similar to a known one; empty for a list of the known keys.
+    """
+    hint = hint or f"; known are {', '.join(known)}"
+    problems: dict[str, list[str]] = {}
+    given: dict[str, str] = {}
+    for detail in details:
+        # A union (auto | number) reports an error for each of its branches, at a location below the key.
+        path = [str(part) for part in detail["loc"]]
+        key = next((".".join(path[:end]) for end in (2, 1) if ".".join(path[:end]) in known), ".".join(path))
+        problems.setdefault(key, []).append(_problem(detail, key, known, hint))
+        if detail["type"] not in ("missing", "value_error", "extra_forbidden"):
+            given[key] = f"; got {detail['input']!r}"
+    lines = [f"{key} {' or '.join(parts)}{given.get(key, '')}".strip() for key, parts in problems.items()]
+    if len(lines) == 1:
+        return lines[0]
+    return "\n".join([f"{len(lines)} settings are wrong:", *(f"  - {line}" for line in lines)])
+
+
+def _problem(detail: ErrorDetails, key: str, known: Sequence[str], hint: str) -> str:
+    if detail["type"] == "missing":
+        return "is missing"
+    if detail["type"] == "extra_forbidden":
+        return f"is unknown{nearest(key, known) or hint}"
+    if detail["type"] == "value_error":
+        return str(detail["ctx"]["error"])
+    return detail["msg"].replace("Input should be", "must be")
