@@ -123,27 +123,29 @@ def _serve(port: int, secret: bytes, ended: int) -> None:
     packages, since, running = installed(), time.monotonic(), list[BaseProcess]()
     preload()
     # Not at the top: Flower is one of the packages that `preload` imports.
-    from hyperfl_flwr.flower.node_tasks import NodeTasks, installed_app, run_client_app
+    from hyperfl_flwr.flower.node_tasks import NodeTasks, installed_app, run_client_app, run_client_app_anew
 
     with contextlib.ExitStack() as at_end:
         tasks = at_end.enter_context(NodeTasks(f"127.0.0.1:{port}", secret))
         at_end.callback(end, running)
 
-        def handle(task: "Task") -> NoReturn:
+        def handle(task: "Task", *, is_outdated: bool) -> NoReturn:
             tasks.close()
+            if is_outdated:
+                run_client_app_anew(tasks.address, task.token, partial(_be_killed_after, os.getpid()))
             import_app(installed_app(task.fab_hash))
             run_client_app(tasks.address, task.token)
 
         while not _ready(ended, pause(time.monotonic() - since), running):
             if reap(running):
                 since = time.monotonic()
-            if installed() != packages:  # the next message must not run with what was replaced
-                if not running:
-                    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the same command
-            elif is_own_listener(port) and (task := _taken(tasks)) is not None:
+            is_outdated = installed() != packages  # a message must not run with what was replaced
+            if is_outdated and not running:
+                os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the same command
+            if is_own_listener(port) and (task := _taken(tasks)) is not None:
                 since = time.monotonic()
                 try:
-                    running.append(start(partial(handle, task)))
+                    running.append(start(partial(handle, task, is_outdated=is_outdated)))
                 except OSError as error:  # the SuperNode offers the task again after half a minute
                     sys.stderr.write(f"warning: no process for a message can be started ({error.strerror})\n")
 
@@ -260,10 +262,7 @@ def import_app(folder: Path | None) -> None:
 
 
 def installed() -> dict[str, int]:
-    """Return when each folder of installed packages was last changed, in nanoseconds.
-
-    An installation or removal of a package changes such a folder.
-    """
+    """Return when each folder of installed packages was last changed by an installation or removal, in nanoseconds."""
     found = {}
     for folder in {Path(entry).resolve() for entry in sys.path if entry}:
         with contextlib.suppress(OSError):  # there is no such folder, or no longer

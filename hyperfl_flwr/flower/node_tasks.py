@@ -7,7 +7,10 @@ Wraps `AcquireTask` of `flwr.supercore.runtime`, with the headers that Flower's 
 `flwr-clientapp`, and the folder into which it installs apps. Flower has no public interface for such programs.
 """
 
+import os
+import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, Self
@@ -98,6 +101,41 @@ def installed_app(fab_hash: str) -> Path | None:
     """
     found = list((get_flwr_home() / APP_DIR).glob(f"*.{fab_hash[:FAB_HASH_TRUNCATION]}")) if fab_hash.isalnum() else []
     return found[0] if len(found) == 1 and found[0].is_dir() else None
+
+
+_PROGRAM = """
+import os
+import sys
+
+from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
+
+sys.argv = ["flwr-clientapp", "--insecure", *os.environ.pop("HYPERFL_TASK").split()]
+flwr_clientapp()
+"""
+"""The program `flwr-clientapp` with its arguments in the environment, which other users cannot read."""
+
+
+def run_client_app_anew(address: str, token: str, at_start: Callable[[], None]) -> NoReturn:
+    """Handle the message of a task by the program `flwr-clientapp` in a new interpreter, and end this process after it.
+
+    The new interpreter imports the packages that are installed now.
+
+    Args:
+        address: Address of the SuperNode's runtime API, HOST:PORT.
+        token: The task's token.
+        at_start: Called in the new process before the interpreter starts; this process must not have other threads.
+
+    Raises:
+        SystemExit: With the exit code of the program.
+    """
+    task = f"--runtime-api-address {address} --token {token}"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _PROGRAM],
+        env={**os.environ, "HYPERFL_TASK": task},
+        preexec_fn=at_start,
+        check=False,
+    )
+    raise SystemExit(done.returncode)
 
 
 def run_client_app(address: str, token: str) -> NoReturn:

@@ -321,6 +321,75 @@ def test_a_change_of_the_installed_packages_is_seen(tmp_path: Path, monkeypatch:
     assert worker.installed() != before
 
 
+REPLACED = """
+import os, sys, time
+from pathlib import Path
+from hyperfl_flwr.deploy import worker
+from hyperfl_flwr.flower import node_tasks
+
+folder, log = Path(sys.argv[1]), Path(sys.argv[2])
+worker.installed = lambda: {str(folder): folder.stat().st_mtime_ns}
+worker.is_own_listener = lambda port: True
+
+
+def say(what):
+    with log.open("a") as file:
+        print(what, os.getpid(), file=file)
+
+
+class Tasks:
+    address, names = "127.0.0.1:9", ["first", "second", "third"]
+
+    def __init__(self, *_):
+        pass
+
+    __enter__ = lambda self: self
+    __exit__ = close = lambda self, *_: None
+
+    def take(self):
+        if not self.names or (len(self.names) < 3 and not log.exists()):
+            return None  # no message, or the first one is not handled yet
+        if len(self.names) == 3:
+            (folder / "new_package").mkdir()
+        return node_tasks.Task(token=self.names.pop(0), fab_hash="0" * 64)
+
+
+def in_fork(address, token):
+    say(token)
+    while "third" not in log.read_text():
+        time.sleep(0.05)
+    raise SystemExit(0)
+
+
+def restart(*_):
+    say("restart")
+    raise SystemExit(0)
+
+
+node_tasks.NodeTasks, node_tasks.run_client_app = Tasks, in_fork
+node_tasks._PROGRAM = (
+    f"import os; print(os.environ['HYPERFL_TASK'].split()[-1], os.getpid(), file=open({str(log)!r}, 'a'))"
+)
+os.execv = restart
+reading, writing = os.pipe()
+worker._serve(9, b"", reading)
+"""
+
+
+def test_messages_go_on_while_packages_are_replaced(tmp_path: Path) -> None:
+    """While an earlier message still runs, the next ones get new interpreters; then the worker starts again.
+
+    A process of a stopped run may stay for long, and must not keep the node from taking part in the next one.
+    """
+    packages, log = tmp_path / "packages", tmp_path / "log"
+    packages.mkdir()
+    done = result(REPLACED, packages, log)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in log.read_text().splitlines()]
+    assert [name for name, _ in lines] == ["first", "second", "third", "restart"]
+    assert len({pid for _, pid in lines}) == 4
+
+
 def watches(pid: int) -> bool:
     """Return whether a process has opened another one to wait for its end."""
     with contextlib.suppress(OSError):
