@@ -9,11 +9,12 @@ With secure sums, every round has a message UNMASK, and a deployment starts a pr
 imports torch, directly or not, only in the functions that need it.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from logging import ERROR, INFO
 from typing import TYPE_CHECKING
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, MessageType
 
 from hyperfl_flwr.app.place import absence
 from hyperfl_flwr.app.secure import introduction, refuse_plain, sends_sums_only, sessions_of
@@ -33,6 +34,7 @@ from hyperfl_flwr.protocol.sizes import content_bytes
 
 if TYPE_CHECKING:
     from clients.engine.adapter import Cohort
+    from hyperfl_flwr.app.node import NodeApp
 
 Handler = Callable[[Message, Context], Message]
 Answer = Callable[[Message, Context, NodeConfig], Message]
@@ -104,7 +106,7 @@ def train(message: Message, context: Context, node: NodeConfig) -> Message:
     """Train the sampled clients of this node."""
     from clients.engine import adapter
 
-    return adapter.train(_cohort(message, context, node), message)
+    return _with_line(adapter.train, message, context, node)
 
 
 @app.evaluate()
@@ -113,11 +115,27 @@ def evaluate(message: Message, context: Context, node: NodeConfig) -> Message:
     """Evaluate the clients of this node."""
     from clients.engine import adapter
 
-    return adapter.evaluate(_cohort(message, context, node), message)
+    return _with_line(adapter.evaluate, message, context, node)
 
 
-def _cohort(message: Message, context: Context, node: NodeConfig) -> "Cohort":
-    """Return the clients that a message asks for.
+def _with_line(
+    work: Callable[["Cohort", Message], Message], message: Message, context: Context, node: NodeConfig
+) -> Message:
+    """Train or evaluate; on a deployed node, a line in its log says how the round went."""
+    from hyperfl_flwr.app.round_line import round_line
+
+    began, request, found = time.perf_counter(), Request.of(message.content), _node_app(context, node)
+    reply = work(found.cohort(request), message)
+    if not found.simulated:
+        came, left = (content_bytes([each.content]) / 1e6 for each in (message, reply))
+        costs = f"{time.perf_counter() - began:.1f} s, received {came:.3f} MB, sends {left:.3f} MB"
+        states, trains = found.states(request), message.metadata.message_type == MessageType.TRAIN
+        log(INFO, "%s", round_line(states, request.clients, request.round, costs, trains=trains))
+    return reply
+
+
+def _node_app(context: Context, node: NodeConfig) -> "NodeApp":
+    """Return the node as it is in a run.
 
     Raises:
         RefusalError: If the node is a novel client, so that the server cannot select data on it.
@@ -126,7 +144,7 @@ def _cohort(message: Message, context: Context, node: NodeConfig) -> "Cohort":
 
     if node.novel_data or node.join_data:
         raise RefusalError("this node is a novel client: it only receives a model on demand and does not train")
-    return NodeApp(node, context.run_config).cohort(Request.of(message.content))
+    return NodeApp(node, context.run_config)
 
 
 @app.query(UNMASK.removeprefix("query."))
@@ -144,7 +162,7 @@ def answer(message: Message, context: Context, node: NodeConfig) -> Message:
 
     if novel := NovelNode.of(node):
         return novel.answer(message)
-    return adapter.answer(_cohort(message, context, node), message)
+    return adapter.answer(_node_app(context, node).cohort(Request.of(message.content)), message)
 
 
 for query in QUERIES:

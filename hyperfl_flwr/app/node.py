@@ -122,7 +122,7 @@ class NodeApp:
             check_privacy(self.config, data.dataset.input_shape, data.dataset.num_classes)
         except ConfigError as error:  # its texts quote only the run's settings
             raise RefusalError(str(error)) from None
-        states, key = self._states(request), self._mixing_key(request.experiment)
+        states, key = self.states(request), self._mixing_key(request.experiment)
         cross_site = self.cross_site if self.simulated else is_for_matrix(states, allowed=self.cross_site)
         # A simulated node that is asked outside a run has no folder, and no data of its own to account for.
         keeps_record = bool(self.node.state_dir or request.run_directory or not self.simulated)
@@ -200,7 +200,7 @@ class NodeApp:
             return run_key(self.mixing_secret, experiment)
         return seed_for(self.config.seed, "mixing").to_bytes(8, "big")
 
-    def _states(self, request: Request) -> Path:
+    def states(self, request: Request) -> Path:
         """Return the folder of the clients' private state: in the owner's state-dir, or in a simulation the run's."""
         folder = state_folder(self.node.state_dir, request.run_directory, simulated=self.simulated)
         # A state-dir holds the state of several runs; a run's own folder that of one.

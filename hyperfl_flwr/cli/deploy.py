@@ -37,6 +37,12 @@ def run_init(
     out.print(f"server: {deployment.server}", markup=False)
     for number in range(nodes):
         out.print(f"node {number}: {deployment.node(number)}", markup=False)
+    for line in (
+        f"start the SuperLink: sh '{deployment.server / 'start.sh'}'",
+        f"while it runs: hyperfl deploy register '{deployment.folder}'",
+        "give each node's folder to its owner, whom its README.txt tells the rest, and delete it here",
+    ):
+        err.print(f"next: {line}", markup=False, soft_wrap=True)
 
 
 @deployments.command("add-node")

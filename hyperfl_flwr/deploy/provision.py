@@ -137,6 +137,7 @@ def write_node(deployment: Deployment, number: int, folder: Path) -> bytes:
     public = write_node_key(folder, f"node-{number}")
     write_place(deployment, number, folder)
     _write(folder / FILE, render("node.toml"))
+    _write(folder / "README.txt", render("README.txt.jinja", number=number))
     _write(folder / "start.sh", render("supernode_start.sh.jinja", number=number), mode=0o700)
     _write(folder / "environment", render("environment.sh.jinja", program="flower-supernode", programs=None))
     home = Path(NODE_HOME.format(number))

@@ -49,6 +49,11 @@ def test_everything_lies_where_the_layout_says(deployment: Deployment) -> None:
     for number in (0, 1):
         files = {path.name for path in deployment.node(number).iterdir()}
         assert {"ca.crt", "node.key", "node.pub", "peers.toml", "node.toml", "start.sh", "state", "flwr"} <= files
+        readme = (deployment.node(number) / "README.txt").read_text().splitlines()
+        assert readme[0] == f"Node {number} of a federation"
+        assert max(map(len, readme)) <= 120
+        named = set(re.findall(r"[\w-]+\.(?:toml|key|sh|service)\b", " ".join(readme)))
+        assert named <= files
         assert deployment.public_key(number).read_bytes() == (deployment.node(number) / "node.pub").read_bytes()
     files = {path.name for path in deployment.server.iterdir()}
     assert {"ca.crt", "server.crt", "server.key", "start.sh", "keys", "flwr"} <= files

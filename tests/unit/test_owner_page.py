@@ -19,6 +19,7 @@ from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.deploy.owner_page import ClientPart
+from hyperfl_flwr.flower.log import FLOWER_LOGGER
 from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.node.evaluations import FILE, MOST, Evaluation, Evaluations
@@ -222,3 +223,25 @@ def test_a_page_without_test_samples_has_no_classes() -> None:
     entry = replace(evaluation(1), samples=0, score=math.nan, interval=None)
     kept = Evaluations(client=0, experiment="e", method="fedavg", dataset="x", classes=["a", "b"])
     assert ClientPart.of(kept.added(entry, [])).outputs == []
+
+
+def test_the_nodes_log_has_a_line_for_each_round(
+    federate: Federate, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its numbers are those of the run; a simulated node, which has no owner, writes none."""
+    monkeypatch.setattr(FLOWER_LOGGER, "propagate", True)
+    with caplog.at_level("INFO"):
+        run = federate("fedavg", 1, grid=owned(**{"state-dir": str(tmp_path / "states")}))
+    lines = [record.getMessage() for record in caplog.records if ", sends " in record.getMessage()]
+    rows = [row for row in read_metrics(run) if row["kind"] == "client" and row["round"] == 2]
+    assert [line.partition(":")[0] for line in lines] == ["round 1", "round 2", "round 2"]  # and the last evaluation
+    for row in rows:
+        shown = f"client {row['client']}: personalized accuracy {100 * row['personalized_accuracy']:.2f} %"
+        assert shown in lines[1]
+    for row in (row for row in read_metrics(run) if row["kind"] == "client-aggregate"):
+        assert f"aggregate accuracy {100 * row['aggregate_accuracy']:.2f} %" in lines[row["round"]]
+    assert re.search(r"; \d+\.\d s, received \d\.\d{3} MB, sends \d\.\d{3} MB$", lines[1])
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        federate("fedavg", 1)
+    assert not [record for record in caplog.records if ", sends " in record.getMessage()]
