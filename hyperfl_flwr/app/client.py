@@ -11,10 +11,10 @@ imports torch, directly or not, only in the functions that need it.
 
 import time
 from collections.abc import Callable, Sequence
-from logging import ERROR, INFO
+from logging import ERROR, INFO, WARNING
 from typing import TYPE_CHECKING
 
-from flwr.app import Context, Message, MessageType
+from flwr.app import Context, Message
 
 from hyperfl_flwr.app.place import absence
 from hyperfl_flwr.app.secure import introduction, refuse_plain, sends_sums_only, sessions_of
@@ -127,10 +127,10 @@ def _with_line(
     began, request, found = time.perf_counter(), Request.of(message.content), _node_app(context, node)
     reply = work(found.cohort(request), message)
     if not found.simulated:
-        came, left = (content_bytes([each.content]) / 1e6 for each in (message, reply))
-        costs = f"{time.perf_counter() - began:.1f} s, received {came:.3f} MB, sends {left:.3f} MB"
-        states, trains = found.states(request), message.metadata.message_type == MessageType.TRAIN
-        log(INFO, "%s", round_line(states, request.clients, request.round, costs, trains=trains))
+        try:
+            log(INFO, "%s", round_line(found.states(request), message, reply, time.perf_counter() - began))
+        except Exception as error:  # noqa: BLE001 - a line of the log must not decide about the reply
+            log(WARNING, "round %d: there is no line about it", request.round, exc_info=error)
     return reply
 
 

@@ -4,6 +4,7 @@ Flower's own programs run the SuperLink and the nodes.
 """
 
 import contextlib
+import shlex
 from json import dumps
 from pathlib import Path
 from typing import Annotated
@@ -38,9 +39,9 @@ def run_init(
     for number in range(nodes):
         out.print(f"node {number}: {deployment.node(number)}", markup=False)
     for line in (
-        f"start the SuperLink: sh '{deployment.server / 'start.sh'}'",
-        f"while it runs: hyperfl deploy register '{deployment.folder}'",
-        "give each node's folder to its owner, whom its README.txt tells the rest, and delete it here",
+        f"start the SuperLink: sh {shlex.quote(str(deployment.server / 'start.sh'))}",
+        f"while it runs: hyperfl deploy register {shlex.quote(str(deployment.folder))}",
+        "give each node's folder to its owner, for whom it has a README.txt, and delete it here",
     ):
         err.print(f"next: {line}", markup=False, soft_wrap=True)
 

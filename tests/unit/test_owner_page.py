@@ -11,9 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from federations import Call
+from flwr.app import Message, RecordDict
 from html_pages import Page
 
+from hyperfl_flwr.app import round_line as round_line_module
 from hyperfl_flwr.app.client import app
+from hyperfl_flwr.app.round_line import round_line
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.setting_types import Scalar
@@ -24,6 +27,7 @@ from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.node.evaluations import FILE, MOST, Evaluation, Evaluations
 from hyperfl_flwr.node.private_state import client_folders
+from hyperfl_flwr.protocol.messages import CLIENTS, CONFIG, Failure, Report, Request
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics, settings_of
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
@@ -236,12 +240,39 @@ def test_the_nodes_log_has_a_line_for_each_round(
     rows = [row for row in read_metrics(run) if row["kind"] == "client" and row["round"] == 2]
     assert [line.partition(":")[0] for line in lines] == ["round 1", "round 2", "round 2"]  # and the last evaluation
     for row in rows:
-        shown = f"client {row['client']}: personalized accuracy {100 * row['personalized_accuracy']:.2f} %"
+        shown = f"client {row['client']}: accuracy personalized {100 * row['personalized_accuracy']:.2f} %, received "
         assert shown in lines[1]
     for row in (row for row in read_metrics(run) if row["kind"] == "client-aggregate"):
-        assert f"aggregate accuracy {100 * row['aggregate_accuracy']:.2f} %" in lines[row["round"]]
+        assert f"received model {100 * row['aggregate_accuracy']:.2f} %" in lines[row["round"]]
     assert re.search(r"; \d+\.\d s, received \d\.\d{3} MB, sends \d\.\d{3} MB$", lines[1])
     caplog.clear()
     with caplog.at_level("INFO"):
         federate("fedavg", 1)
     assert not [record for record in caplog.records if ", sends " in record.getMessage()]
+
+
+def test_a_line_counts_failures_and_more_than_ten_clients(tmp_path: Path) -> None:
+    twelve = list(range(12))
+    request = Request(
+        round=3, experiment="e" * 16, run_directory="", clients=twelve, versions=[2] * 12, kept_versions=[2] * 12
+    )
+    message = Message(RecordDict({CONFIG: request.to_record()}), 1, "train")
+    failed = Report(failures=[Failure(client=client, reason="diverged") for client in (1, 11)])
+    Evaluations(client=0, experiment="e", method="fedavg", dataset="x", classes=["a"]).added(
+        replace(evaluation(3), score=math.nan, samples=0), []
+    ).write(tmp_path / "client-00000")
+    reply = Message(RecordDict({CLIENTS: failed.to_record()}), reply_to=message)
+    line = round_line(tmp_path, message, reply, 1.0)
+    assert line.startswith("round 3: client 0: no test samples; client 1: failed; client 2: not evaluated; ")
+    assert "client 9: not evaluated; and 2 more clients, 1 of them failed; 1.0 s, received " in line
+
+
+def test_a_line_that_cannot_be_written_changes_no_reply(
+    federate: Federate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> str:
+        raise PermissionError
+
+    monkeypatch.setattr(round_line_module, "round_line", fail)
+    run = federate("fedavg", 1, grid=owned(**{"state-dir": str(tmp_path / "states")}))
+    assert json.loads((run / "summary.json").read_text())["test_accuracy_num_clients"] == 5
