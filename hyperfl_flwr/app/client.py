@@ -124,7 +124,8 @@ def _with_line(
     """Train or evaluate; on a deployed node, a line in its log says how the round went."""
     from hyperfl_flwr.app.round_line import round_line
 
-    began, request, found = time.perf_counter(), Request.of(message.content), _node_app(context, node)
+    began, found = time.perf_counter(), _node_app(context, node)
+    request = Request.of(message.content)
     reply = work(found.cohort(request), message)
     if not found.simulated:
         try:
