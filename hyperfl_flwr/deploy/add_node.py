@@ -5,6 +5,7 @@ begun keeps its nodes, and the next one has the new node, too.
 """
 
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -100,8 +101,8 @@ def next_steps(deployment: Deployment) -> Iterator[str]:
         deployment: The deployment with the new node, which has the largest number.
     """
     folder, number = deployment.folder, deployment.num_nodes - 1
-    yield f"with nginx: nginx -p '{deployment.server}' -c {GATE} -s reload"
-    yield f"while the SuperLink runs: hyperfl deploy register '{folder}'"
+    yield f"with nginx: nginx -p {shlex.quote(str(deployment.server))} -c {GATE} -s reload"
+    yield f"while the SuperLink runs: hyperfl deploy register {shlex.quote(str(folder))}"
     yield f"give {deployment.node(number)} to the owner of node {number}, and delete it here"
     yield (
         f"a run that has begun goes on without node {number}; the next one has {deployment.num_nodes} nodes, or "

@@ -6,6 +6,7 @@ import fcntl
 import http.client
 import os
 import re
+import shlex
 import shutil
 import ssl
 import stat
@@ -23,7 +24,7 @@ from hyperfl_flwr.core import folder_lock
 from hyperfl_flwr.core.errors import ConfigError, StateError
 from hyperfl_flwr.core.folder_lock import wait_for_folder
 from hyperfl_flwr.deploy import layout
-from hyperfl_flwr.deploy.add_node import add_node
+from hyperfl_flwr.deploy.add_node import add_node, next_steps
 from hyperfl_flwr.deploy.check_peers import listed_keys, pinned_keys
 from hyperfl_flwr.deploy.gate import gate, sent_key
 from hyperfl_flwr.deploy.keys import read_node_key, read_public_key
@@ -370,7 +371,8 @@ def test_the_command_says_what_was_written_and_what_comes_next(one: Deployment, 
         str(one.folder / "deployment.toml"),
     )
     for text in (
-        f"nginx -p '{one.server}' -c nginx.conf -s reload", f"hyperfl deploy register '{one.folder}'",
+        f"nginx -p {shlex.quote(str(one.server))} -c nginx.conf -s reload",
+        f"hyperfl deploy register {shlex.quote(str(one.folder))}",
         f"give {one.node(2)} to the owner of node 2", "or 2 with --set num-nodes=2", f"send {one.peers} to all owners",
     ):  # fmt: skip
         assert text in err
@@ -460,3 +462,13 @@ def test_a_file_system_without_locks_is_enough(one: Deployment, monkeypatch: pyt
     assert_complete(one.folder)
     with pytest.raises(OSError, match="Bad file descriptor"), folder_lock.wait_for_folder(one.folder):
         pass
+
+
+def test_a_shell_reads_the_next_steps_of_any_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "the owner's folder"
+    steps = list(next_steps(Deployment(folder=folder, host="localhost", port=8443, num_nodes=3)))
+    words = [shlex.split(step.partition(": ")[2]) for step in steps[:2]]
+    assert words == [
+        ["nginx", "-p", str(folder / "server"), "-c", "nginx.conf", "-s", "reload"],
+        ["hyperfl", "deploy", "register", str(folder)],
+    ]
