@@ -54,7 +54,7 @@ def test_the_representatives_have_every_reduction() -> None:
 @of_every_method
 def test_two_rounds_leave_a_complete_run_folder(method: str, federate: Federate) -> None:
     """The summary has all promised fields and consistent values, and every logged number is finite."""
-    run = federate(method, plots=True)
+    run = federate(method, plots=method in REPRESENTATIVES)
     summary = json.loads((run / "summary.json").read_text())
     assert summary.keys() >= SUMMARY
     assert (summary["method"], summary["dataset"], summary["rounds"]) == (method, "digits", 2)
@@ -91,7 +91,8 @@ def test_two_rounds_leave_a_complete_run_folder(method: str, federate: Federate)
     assert manifest["status"] == "completed"
     train, test = load_federated_data(RunConfig.from_flat(manifest["settings"]).data_settings()).label_counts()
     assert manifest["label_counts"] == {"train": train.tolist(), "test": test.tolist()}
-    assert (run / "plots" / "run.png").stat().st_size > 0
+    if method in REPRESENTATIVES:
+        assert (run / "plots" / "run.png").stat().st_size > 0
     assert "round 2/2" in (run / "server.log").read_text()
 
 

@@ -15,8 +15,8 @@ from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid
 
 @of_every_method
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(method: str, federate: Federate) -> None:
-    """Runs of `REPRESENTATIVES` are also killed in round 1, where there is no checkpoint yet."""
-    check_resume(method, federate, also_first=method in REPRESENTATIVES)
+    """Runs of `REPRESENTATIVES` are also killed in round 1, where there is no checkpoint yet, and in the last round."""
+    check_resume(method, federate, thorough=method in REPRESENTATIVES)
 
 
 @of_every_method
