@@ -41,9 +41,9 @@ def copy_checkout(folder: Path) -> Path:
     copy = folder / "checkout"
     copy.mkdir()
     for name in ("hyperfl_flwr", "strategies", "clients", "experiments"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, copy / name)  # with bytecode, so that the commands need not compile
     for name in ("scripts", "docs/reference"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, copy / name)
     for name in ("pyproject.toml", "LICENSE", "README.md"):
         shutil.copy(ROOT / name, copy / name)
     (copy / ".venv").symlink_to(ENVIRONMENT)
