@@ -96,6 +96,7 @@ def summarise(path: Path) -> dict[str, Any]:
         **{f"test_{name}_aggregate": evaluation.get(f"aggregate_{name}") for name in task.all_scores},
         "global_test_accuracy": rounds[-1].get(f"personalized_global_{task.score}"),
         "global_test_accuracy_aggregate": evaluation.get(f"aggregate_global_{task.score}"),
+        **_backdoor(kept),
         "keep": "best" if kept.kind == "kept" else "last",
         f"validation_{task.deciding}": kept.means.get(f"{kept.kind}_validation_{task.deciding}"),
         f"validation_{task.deciding}_aggregate": kept.aggregate.get(f"aggregate_validation_{task.deciding}"),
@@ -118,6 +119,15 @@ def summarise(path: Path) -> dict[str, Any]:
         **(matrix.entries() if (matrix := CrossSite.read(path)) else {}),
     }
     return {name if task.has_shares else task.key(name): value for name, value in summary.items()}
+
+
+def _backdoor(kept: KeptModels) -> dict[str, float]:
+    """Return the success of a backdoor, of the clients' models and of the global state, where it was measured."""
+    found = {
+        "backdoor_success": kept.means.get(f"{kept.kind}_backdoor_success"),
+        "backdoor_success_aggregate": kept.aggregate.get("aggregate_backdoor_success"),
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _error(record: Record, name: str) -> float | None:
