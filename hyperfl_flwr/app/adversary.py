@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 
+from clients.engine.base import BaseClient
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.methods import METHODS
 
 
-def check_adversary(config: RunConfig, input_shape: Sequence[int], num_classes: int) -> None:
+def check_adversary(config: RunConfig, client: type[BaseClient], input_shape: Sequence[int], num_classes: int) -> None:
     """Refuse attacks of lying nodes that do not fit the method, the data or other settings.
 
     Args:
         config: The run's settings.
+        client: The client's side of the method.
         input_shape: Shape of a sample: (channels, height, width), or (D,) of feature vectors.
         num_classes: Number of classes.
 
@@ -22,8 +24,13 @@ def check_adversary(config: RunConfig, input_shape: Sequence[int], num_classes: 
     if adversary.attack == "none":
         return
     given = f"adversary.attack must be none with {{}}, got {adversary.attack}: "
-    if not METHODS[config.method].uploads:
+    if not client.active_groups(config):
         raise ConfigError(f"{given.format(config.method)}its clients upload nothing with which they could lie")
+    if adversary.forges and not METHODS[config.method].uploads:
+        raise ConfigError(
+            f"{given.format(config.method)}its clients send no parameters that could be forged; take label-flip, or "
+            f"another method"
+        )
     unfit = {
         "secagg.enabled": (config.secagg.enabled, "the sums of metrics would hold those of the liars"),
         "novel.clients above 0": (config.novel.clients > 0, "nodes answer honestly for clients that they do not train"),

@@ -22,7 +22,7 @@ FORGING = ("sign-flip", "alie", "ipm", "backdoor")
 
 
 def _numbers(text: str) -> str:
-    if not re.fullmatch(r"\d+(,\d+)*", text):
+    if not re.fullmatch(r"auto|\d+(,\d+)*", text):
         raise ValueError(f"must be auto, or numbers of nodes with commas between them; got {text!r}")
     return text
 
@@ -32,7 +32,7 @@ Nodes = Annotated[
     BeforeValidator(lambda value: str(value) if type(value) is int else value),
     AfterValidator(_numbers),
 ]
-"""Numbers of nodes, separated by commas; a single number may be given as an int."""
+"""`auto`, or numbers of nodes separated by commas; a single number may be given as an int."""
 
 
 class AdversaryConfig(Section):
@@ -56,7 +56,7 @@ class AdversaryConfig(Section):
         "Share of the nodes that lie, for all clients that they host: `seed` puts the P nodes in an order, and the "
         "first round(share * P) lie, so that the liars of a smaller share are among those of a larger one.",
     )
-    nodes: Auto | Nodes = setting(
+    nodes: Nodes = setting(
         "auto",
         "Numbers of the nodes that lie. `auto`: those of `adversary.share`.",
         values="`auto`, numbers with commas between them",

@@ -114,6 +114,8 @@ def _laid_out(
         engine = RAY if cluster else chosen_engine(resolved(config), data, shared_bytes, machine)
     if num_nodes is not None:
         check_given_nodes(config, num_nodes)
+    elif config.adversary.attack != "none":
+        num_nodes = config.num_clients  # as in a deployment: which clients lie must not depend on the machine
     elif engine == IN_PROCESS:
         num_nodes = suitable_for_sums(config, 1)
     else:
@@ -121,6 +123,7 @@ def _laid_out(
         clients = max(1, round(config.fraction_train * config.num_clients))
         threads = 1 if config.threads == "auto" else config.threads
         num_nodes = suitable_for_sums(config, suitable_nodes(machine, clients, shared_bytes, threads))
+    config.adversary.lying_nodes(config.seed, num_nodes)  # raises if they are none, or all
     if config.threads != "auto":
         threads = config.threads
     else:  # in one process, threads slow each other down when other programs use the same cores

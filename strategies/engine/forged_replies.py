@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
-from numpy.typing import NDArray
 
 from hyperfl_flwr.config.adversary import AdversaryConfig
 from hyperfl_flwr.node.array_sums import PlainSum
@@ -98,16 +97,12 @@ class Sender:
 def forge(adversary: AdversaryConfig, steps: Sequence["_Step"]) -> None:
     """Replace the arrays of the lying nodes and of their clients: of nodes among nodes, of clients among clients."""
     for senders in ([step.node for step in steps], [each for step in steps for each in step.alone.values()]):
-        kinds = {(key, value.shape) for sender in senders for key, value in sender.arrays.items() if _is_forged(value)}
+        kinds = {(key, value.shape) for sender in senders for key, value in sender.arrays.items()}
         for key, shape in sorted(kinds):
-            if key != LABEL_COUNTS:  # clients have different networks in some methods
-                forge_arrays(
-                    adversary, key, [each for each in senders if key in each.arrays and each.arrays[key].shape == shape]
-                )
-
-
-def _is_forged(array: NDArray[np.generic]) -> bool:
-    return array.dtype.kind == "f"  # not the counters of BatchNorm
+            if key != LABEL_COUNTS:  # others would be refused
+                # In some methods clients have different networks.
+                alike = [each for each in senders if key in each.arrays and each.arrays[key].shape == shape]
+                forge_arrays(adversary, key, alike)
 
 
 def forge_arrays(adversary: AdversaryConfig, key: str, senders: Sequence[Sender]) -> None:
