@@ -83,7 +83,7 @@ def summarise(path: Path) -> dict[str, Any]:
         "test_accuracy_sem": _error(kept.means, personalized),
         "test_accuracy_aggregate": evaluation.get(aggregate),
         "test_accuracy_aggregate_sem": _error(evaluation, aggregate),
-        "test_accuracy_aggregate_num_clients": evaluation.get("clients", 0),
+        "test_accuracy_aggregate_num_clients": _num_clients(records, evaluation, aggregate),
         "test_accuracy_worst": own.worst,
         "test_accuracy_worst_decile": own.worst_decile,
         "test_accuracy_std": own.std,
@@ -128,6 +128,12 @@ def _backdoor(kept: KeptModels) -> dict[str, float]:
         "backdoor_success_aggregate": kept.aggregate.get("aggregate_backdoor_success"),
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _num_clients(records: Sequence[Record], evaluation: Record, name: str) -> int:
+    """Return over how many clients the mean of an evaluation is; of all that finished if single ones are not known."""
+    rows = [row for row in records if row["kind"] == "client-aggregate" and row["round"] == evaluation.get("round")]
+    return len({row["client"] for row in rows if name in row}) if rows else int(evaluation.get("clients", 0))
 
 
 def _error(record: Record, name: str) -> float | None:

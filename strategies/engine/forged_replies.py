@@ -7,9 +7,11 @@ and methods know nothing of them.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from numpy.typing import NDArray
 
 from hyperfl_flwr.config.adversary import AdversaryConfig
 from hyperfl_flwr.node.array_sums import PlainSum
@@ -82,7 +84,7 @@ class Sender:
 
     Attributes:
         lies: Whether its node lies.
-        start: What it was sent, by key; zeros for a group of sums, which holds changes.
+        start: What it was sent, by key; zeros for a group that holds changes, see `start_of`.
         arrays: What it has trained, by key, of the same shapes: of a node the mean over its clients. Forged arrays
             replace those of a liar.
         weights: Its weight in the mean, by key.
@@ -92,6 +94,16 @@ class Sender:
     start: SharedArrays
     arrays: SharedArrays
     weights: Mapping[str, float]
+
+
+def start_of(key: str, sent: NDArray[Any], reductions: Mapping[str, Reduction]) -> NDArray[Any]:
+    """Return the array from which a change is counted: what was sent, or zeros where clients send changes themselves.
+
+    Sums are of changes, since an absent client counts as zero, and a generated array of one client alone comes back as
+    the change with which the server trains its generator. All other groups come back as values.
+    """
+    holds_changes = reductions[group_of(key)] in (Reduction.SUM, Reduction.PER_CLIENT)
+    return np.zeros_like(sent) if holds_changes else sent
 
 
 def forge(adversary: AdversaryConfig, steps: Sequence["_Step"]) -> None:
@@ -153,16 +165,25 @@ class _Step:
         request = Request.of(message.content)
         sent = unpack_arrays(record_of(message.content, ARRAYS, ArrayRecord))
         received = select(sent, context.reductions, lambda each: each.is_summed)
-        starts = _sent_alone(message, select(sent, context.reductions, lambda each: each is Reduction.EACH))
+        alone = _sent_alone(message, select(sent, context.reductions, lambda each: each is Reduction.EACH))
         if answer.content is None:
             return None
         try:
-            reply = read_training(answer.content, request.clients, received, starts)
+            reply = read_training(answer.content, request.clients, received, alone)
         except ValueError:
             return None
         if not reply.report.results:
             return None
         lies = answer.node in liars
+        senders = {
+            client: Sender(
+                lies=lies,
+                start={key: start_of(key, alone[client][key], context.reductions) for key in arrays},
+                arrays=dict(arrays),
+                weights=dict.fromkeys(arrays, 1.0),
+            )
+            for client, arrays in reply.per_client.items()
+        }
         return cls(
             context=context,
             request=request,
@@ -170,10 +191,7 @@ class _Step:
             answer=answer,
             reply=reply,
             node=_node_sender(reply, received, context.reductions, request, lies=lies),
-            alone={
-                client: Sender(lies=lies, start=starts[client], arrays=dict(arrays), weights=dict.fromkeys(arrays, 1.0))
-                for client, arrays in reply.per_client.items()
-            },
+            alone=senders,
         )
 
     def exchange(self) -> Exchange:
@@ -220,7 +238,7 @@ def _node_sender(
         means = total.take_mean(num_examples, number)
     return Sender(
         lies=lies,
-        start={key: np.zeros_like(value) if is_sum[key] else value for key, value in received.items()},
+        start={key: start_of(key, value, reductions) for key, value in received.items()},
         arrays=means,
         weights={
             key: float(number) if is_sum[key] else reductions[group_of(key)].divisor(num_examples, number)

@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from federations import small_settings, trained
 
@@ -14,7 +15,7 @@ from hyperfl_flwr.core.errors import RefusalError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
 from hyperfl_flwr.launch.contract.faults import check_resume
-from hyperfl_flwr.launch.contract.folders import metrics, outcome
+from hyperfl_flwr.launch.contract.folders import last_checkpoint, metrics, outcome
 from hyperfl_flwr.launch.contract.grids import Settings
 
 ATTACK, NODES, SHARE, SCALE = (f"adversary.{name}" for name in ("attack", "nodes", "share", "scale"))
@@ -24,6 +25,8 @@ LEARNING: Settings = {
     "data.partition": "iid", "data.train-samples": 80, "data.test-samples": 40,
 }  # fmt: skip
 """Settings with which five clients learn the digits in three rounds, to an accuracy of about 0.9."""
+
+SCALES = (1e-30, 1e6)
 
 LIARS = "1,3"
 HONEST = (0, 2, 4)
@@ -93,7 +96,7 @@ def test_numbers_are_of_honest_clients(method: str, federate: Federate) -> None:
     assert len(rows) == NUM_CLIENTS
     found = summary(run)
     known = [found["test_accuracy_per_client"][client] for client in HONEST]
-    assert found["test_accuracy_num_clients"] == len(HONEST)
+    assert found["test_accuracy_num_clients"] == found["test_accuracy_aggregate_num_clients"] == len(HONEST)
     assert found["test_accuracy"] == pytest.approx(sum(known) / len(HONEST))
     assert [client for client, value in enumerate(found["test_accuracy_per_client"]) if value is None] == [1, 3]
 
@@ -126,6 +129,20 @@ def test_a_lie_that_is_too_long_is_refused(method: str, federate: Federate) -> N
     assert summary(run)["test_accuracy_num_clients"] == 4
 
 
+@pytest.mark.parametrize("method", ["pfedhn", "scaffold"])
+def test_a_change_of_nothing_is_as_if_the_node_were_silent(method: str, federate: Federate) -> None:
+    """Where the server adds up changes, a lie of 10^-30 of the change is worth as much as a reply that is refused.
+
+    Both methods send changes in place of values. The mean of scaffold's models is over another number of clients.
+    """
+    plan: dict[str, Any] = {"num_rounds": 1, "pfedhn.combine": "sum", ATTACK: "sign-flip", NODES: "1"}
+    nothing, refused = (last_checkpoint(federate(method, NUM_CLIENTS, **plan, **{SCALE: scale}))[0] for scale in SCALES)
+    compared = [key for key in nothing if not key.startswith("model/")]
+    assert compared
+    for key in compared:
+        np.testing.assert_allclose(nothing[key], refused[key], rtol=1e-5, atol=1e-7)
+
+
 def test_a_resumed_run_has_the_same_liars(federate: Federate) -> None:
     def lying(method: str, num_nodes: int = NUM_CLIENTS, **changes: Any) -> Path:
         return federate(method, num_nodes, **{ATTACK: "backdoor", SHARE: 0.4} | changes)
@@ -144,6 +161,6 @@ def test_a_deployed_node_refuses_to_lie(tmp_path: Path) -> None:
     """Whatever the attack and the nodes that it names; with the default it takes part."""
     node = NodeConfig.of({"partition-id": 0, "num-partitions": NUM_CLIENTS, "state-dir": str(tmp_path)})
     given: dict[str, Scalar] = {ATTACK: "label-flip", NODES: "1"}
-    with pytest.raises(RefusalError, match="adversary.attack must be none in a deployment, got label-flip"):
+    with pytest.raises(RefusalError, match=r"adversary.attack must be none in a deployment, got label-flip"):
         NodeApp(node, small_settings(method="fedavg", **given))
     assert not NodeApp(node, small_settings(method="fedavg")).lies

@@ -45,7 +45,10 @@ SENT: SharedArrays = {
     "control/c": np.array([8.0], np.float32),
 }
 REDUCTIONS = {"model": Reduction.MEAN_BY_EXAMPLES, "control": Reduction.SUM, "own": Reduction.PER_CLIENT}
-REDUCTIONS |= {"labels": Reduction.EACH}
+REDUCTIONS |= {"labels": Reduction.EACH, "copy": Reduction.EACH}
+
+ALIKE: SharedArrays = {LABEL_COUNTS: np.zeros(2, np.float32), "copy/w": np.array([5.0], np.float32)}
+"""What each client is sent alike, and sends back alone."""
 
 
 def change_of(client: int) -> np.ndarray:
@@ -65,8 +68,10 @@ def sent_alone(client: int) -> SharedArrays:
 
 
 def own_of(client: int) -> SharedArrays:
+    """Return what a client sends alone; `own` holds a change already."""
     counts = np.array([EXAMPLES[client], 0.0], np.float32)
-    return {"own/v": np.array([11.0 * client + 1], np.float32), LABEL_COUNTS: counts}
+    change = np.array([client + 1.0], np.float32)
+    return {"own/v": change, "copy/w": ALIKE["copy/w"] + change, LABEL_COUNTS: counts}
 
 
 class Step:
@@ -100,8 +105,7 @@ class Step:
 
     @staticmethod
     def message(node: int, request: Request, kind: str = MessageType.TRAIN) -> Message:
-        alike = {**SENT, LABEL_COUNTS: np.zeros(2, np.float32)}
-        content = RecordDict({ARRAYS: pack_arrays(alike), CONFIG: request.to_record()})
+        content = RecordDict({ARRAYS: pack_arrays({**SENT, **ALIKE}), CONFIG: request.to_record()})
         content[PER_CLIENT_ARRAYS] = pack_by_number({client: sent_alone(client) for client in request.clients})
         return Message(content, dst_node_id=node, message_type=kind)
 
@@ -131,7 +135,7 @@ class Step:
         """Return the replies as the server reads them."""
         found = []
         for request, answer in zip(self.requests, self.lied(), strict=True):
-            starts = {each: {**sent_alone(each), LABEL_COUNTS: np.zeros(2, np.float32)} for each in request.clients}
+            starts = {client: {**ALIKE, **sent_alone(client)} for client in request.clients}
             assert answer.content is not None
             found.append(read_training(answer.content, request.clients, SENT, starts))
         return found
@@ -163,7 +167,8 @@ def test_a_node_turns_its_sum_around(num_nodes: int) -> None:
     np.testing.assert_allclose(mean["model/w"], SENT["model/w"] - node_change(*clients), rtol=1e-6)
     np.testing.assert_array_equal(mean["control/c"], [-sum(client + 0.5 for client in clients)])
     for client, arrays in reply.per_client.items():
-        np.testing.assert_array_equal(arrays["own/v"], [10 * client - (client + 1)])
+        np.testing.assert_array_equal(arrays["own/v"], [-(client + 1)])
+        np.testing.assert_array_equal(arrays["copy/w"], ALIKE["copy/w"] - (client + 1))
         np.testing.assert_array_equal(arrays[LABEL_COUNTS], own_of(client)[LABEL_COUNTS])
 
 
@@ -204,9 +209,8 @@ def test_liars_collude(num_nodes: int) -> None:
     # Of the arrays that are sent alone, the senders are the clients.
     alone = np.array([client + 1.0 for request in step.requests[:2] for client in request.clients])
     for reply in replies[:2]:
-        for client, arrays in reply.per_client.items():
-            expected = 10 * client + alone.mean() + 1.5 * alone.std()
-            np.testing.assert_allclose(arrays["own/v"], [expected], rtol=1e-6)
+        for arrays in reply.per_client.values():
+            np.testing.assert_allclose(arrays["own/v"], [alone.mean() + 1.5 * alone.std()], rtol=1e-6)
 
 
 def test_the_mean_over_all_is_turned() -> None:
