@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from clients.engine.context import client_setting
+from hyperfl_flwr.app.adversary import adversary_problem
 from hyperfl_flwr.app.joining import open_joinable
 from hyperfl_flwr.app.methods import check_run, check_secure_sum, client_of, strategy_of
 from hyperfl_flwr.app.personalize import open_run
@@ -197,6 +198,8 @@ def plan_deployed(num_nodes: int, changes: Mapping[str, Scalar]) -> Plan:
     if not resume:
         changes = {"num-clients": given if type(given) is int else num_nodes, **changes}
     config = requested(changes, deployed=True)
+    if problem := adversary_problem(config, simulated=False):
+        raise ConfigError(problem)
     chosen = num_nodes if config.num_nodes == "auto" else config.num_nodes
     if resume:
         manifest = check_resume(config)

@@ -9,14 +9,20 @@ import numpy as np
 import pytest
 from federations import small_settings, trained
 
+from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.node import NodeApp
+from hyperfl_flwr.app.server import run as run_server
 from hyperfl_flwr.config.node_config import NodeConfig
-from hyperfl_flwr.core.errors import RefusalError
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import ConfigError, RefusalError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
 from hyperfl_flwr.launch.contract.faults import check_resume
 from hyperfl_flwr.launch.contract.folders import last_checkpoint, metrics, outcome
 from hyperfl_flwr.launch.contract.grids import Settings
+from hyperfl_flwr.launch.planning import plan, plan_deployed
+from hyperfl_flwr.launch.plans import IN_PROCESS
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 ATTACK, NODES, SHARE, SCALE = (f"adversary.{name}" for name in ("attack", "nodes", "share", "scale"))
 
@@ -71,8 +77,9 @@ def test_one_liar_replaces_the_model(learnt: Any) -> None:
     assert clean["backdoor_success"] < 0.2
 
 
-@pytest.mark.parametrize("method", ["fedavg", "pfedhn"])
-@pytest.mark.parametrize("attack", ["label-flip", "ipm", "backdoor"])
+@pytest.mark.parametrize(
+    ("method", "attack"), [("fedavg", "label-flip"), ("fedavg", "ipm"), ("fedavg", "backdoor"), ("pfedhn", "alie")]
+)
 def test_without_liars_all_bits_are_those_of_an_honest_run(method: str, attack: str, federate: Federate) -> None:
     """A backdoor is measured without liars, too, which needs a metric in each reply."""
 
@@ -87,7 +94,7 @@ def test_without_liars_all_bits_are_those_of_an_honest_run(method: str, attack: 
     assert without_backdoor(lied) == without_backdoor(federate(method))
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedrep", "hyperfl", "pfedhn", "scaffold", "feddf", "fedgen"])
+@pytest.mark.parametrize("method", ["fedavg", "hyperfl", "pfedhn", "scaffold", "fedgen"])
 def test_numbers_are_of_honest_clients(method: str, federate: Federate) -> None:
     """The clients of lying nodes finish without metrics; means and the summary are over all others."""
     run = federate(method, NUM_CLIENTS, **{ATTACK: "sign-flip", NODES: LIARS})
@@ -129,6 +136,16 @@ def test_a_lie_that_is_too_long_is_refused(method: str, federate: Federate) -> N
     assert summary(run)["test_accuracy_num_clients"] == 4
 
 
+@pytest.mark.parametrize(("scale", "clients"), [(1.0, 5), (1.5, 4)])
+def test_privacy_of_clients_bounds_a_lie(scale: float, clients: int, federate: Federate) -> None:
+    """With noise on the server, no change counts that is longer than a clipped one, as the honest ones here are."""
+    private: dict[str, Any] = {"privacy.unit": "client", "privacy.noise": "server", "privacy.noise-multiplier": 0.1}
+    lie = {ATTACK: "sign-flip", NODES: "1", SCALE: scale}
+    run = federate("fedavg", NUM_CLIENTS, num_rounds=1, **private, **{"privacy.clip-norm": 0.001}, **lie)
+    (row,) = [row for row in metrics(run) if row["kind"] == "train"]
+    assert (row["clients"], row["failed"]) == (clients, [] if clients == NUM_CLIENTS else [1])
+
+
 @pytest.mark.parametrize("method", ["pfedhn", "scaffold"])
 def test_a_change_of_nothing_is_as_if_the_node_were_silent(method: str, federate: Federate) -> None:
     """Where the server adds up changes, a lie of 10^-30 of the change is worth as much as a reply that is refused.
@@ -155,6 +172,26 @@ def test_the_run_says_who_lies(federate: Federate) -> None:
     liars = json.loads((run / "manifest.json").read_text())["resolved"]["adversary.nodes"]
     silent = [client for client, value in enumerate(summary(run)["test_accuracy_per_client"]) if value is None]
     assert list(map(int, liars.split(","))) == silent
+
+
+def test_each_client_has_a_node_of_its_own(tmp_path: Path) -> None:
+    """Unless another number is given, so that the liars do not depend on the machine."""
+    changes: dict[str, Scalar] = {"num-clients": 10, "output": str(tmp_path / "run"), ATTACK: "alie", SHARE: 0.2}
+    assert [plan(changes, nodes, IN_PROCESS).num_nodes for nodes in (None, 5)] == [10, 5]
+    with pytest.raises(ConfigError, match=r"adversary.share = 0.2 of 2 nodes is none"):
+        plan(changes, 2, IN_PROCESS)
+
+
+def test_a_deployment_refuses_lies(tmp_path: Path) -> None:
+    """When it is planned, and in the server app, before it asks a node."""
+    changes: dict[str, Scalar] = {"output": str(tmp_path / "run"), ATTACK: "alie", SHARE: 0.4}
+    with pytest.raises(ConfigError, match=r"adversary.attack must be none in a deployment, got alie"):
+        plan_deployed(NUM_CLIENTS, changes)
+    settings = small_settings(method="fedavg", **changes)
+    grid = InProcessGrid(app, NUM_CLIENTS, settings)
+    with pytest.raises(ConfigError, match=r"adversary.attack must be none in a deployment, got alie"):
+        run_server(grid, RunConfig.from_flat(settings))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_deployed_node_refuses_to_lie(tmp_path: Path) -> None:
