@@ -107,7 +107,7 @@ def start_of(key: str, sent: NDArray[Any], reductions: Mapping[str, Reduction]) 
 
 
 def forge(adversary: AdversaryConfig, steps: Sequence["_Step"]) -> None:
-    """Replace the arrays of the lying nodes and of their clients: of nodes among nodes, of clients among clients."""
+    """Replace the arrays of lying nodes and of their clients; nodes lie among nodes, and clients among clients."""
     for senders in ([step.node for step in steps], [each for step in steps for each in step.alone.values()]):
         kinds = {(key, value.shape) for sender in senders for key, value in sender.arrays.items()}
         for key, shape in sorted(kinds):
@@ -162,12 +162,12 @@ class _Step:
     @classmethod
     def of(cls, context: ServerContext, message: Message, answer: Exchange, liars: set[int]) -> "_Step | None":
         """Take a reply apart; None if no client has finished, or the reply is invalid, which the strategy reports."""
+        if answer.content is None:
+            return None
         request = Request.of(message.content)
         sent = unpack_arrays(record_of(message.content, ARRAYS, ArrayRecord))
         received = select(sent, context.reductions, lambda each: each.is_summed)
         alone = _sent_alone(message, select(sent, context.reductions, lambda each: each is Reduction.EACH))
-        if answer.content is None:
-            return None
         try:
             reply = read_training(answer.content, request.clients, received, alone)
         except ValueError:
