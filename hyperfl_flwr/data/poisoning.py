@@ -13,8 +13,8 @@ from hyperfl_flwr.data.client_data import ClientData
 def with_flipped_labels(data: ClientData) -> ClientData:
     """Return a client's data with the training label K - 1 - c in the place of class c.
 
-    The mapping is that of Tolpegin, Truex, Gursoy, Liu: "Data Poisoning Attacks Against Federated Learning Systems",
-    ESORICS 2020, for all classes at once.
+    The mapping is that of Fang, Cao, Jia, Gong: "Local Model Poisoning Attacks to Byzantine-Robust Federated Learning",
+    USENIX Security 2020 (label flipping attack).
 
     Args:
         data: The client's data, with classes as labels.
