@@ -39,11 +39,11 @@ def small_settings(**changes: Scalar) -> Settings:
     return own | SMALL | of_method | {key.replace("_", "-"): value for key, value in changes.items()}
 
 
-def trained(settings: Settings) -> Path:
-    """Run a federation on one node to its end, without figures and without waiting for the disk; return its folder."""
+def trained(settings: Settings, num_nodes: int = 1) -> Path:
+    """Run a federation to its end, without figures and without waiting for the disk; return its folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
-        return hyperfl_flwr.app.server.run(plain_grid(1, settings), RunConfig.from_flat(settings), plots=False)
+        return hyperfl_flwr.app.server.run(plain_grid(num_nodes, settings), RunConfig.from_flat(settings), plots=False)
 
 
 def setting_of(config: RunConfig, grid: InProcessGrid) -> ServerContext:

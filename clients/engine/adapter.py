@@ -14,7 +14,7 @@ from hyperfl_flwr.metrics.memory import peak_memory, process_name
 from hyperfl_flwr.node.array_sums import PlainSum
 from hyperfl_flwr.node.cohort import CohortResult, Received, Trainer, evaluate_cohort, failure_of, train_cohort
 from hyperfl_flwr.node.secure_cohort import SecureCohort
-from hyperfl_flwr.protocol.arrays import SharedArrays, by_number, not_finite, pack_arrays, per_client_key, unpack_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays, by_number, not_finite, pack_arrays, pack_by_number, unpack_arrays
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CLIENTS,
@@ -72,9 +72,9 @@ def train(cohort: Cohort, message: Message) -> Message:
         }
     )
     if outliers := total.outliers:
-        content[OUTLIER_SUMS] = _pack_by_number(outliers)
+        content[OUTLIER_SUMS] = pack_by_number(outliers)
     if result.per_client:
-        content[PER_CLIENT_ARRAYS] = _pack_by_number(result.per_client)
+        content[PER_CLIENT_ARRAYS] = pack_by_number(result.per_client)
     return Message(content, reply_to=message)
 
 
@@ -116,7 +116,7 @@ def answer(cohort: Cohort, message: Message) -> Message:
         result.results.append(ClientResult(client=client, num_examples=num_examples, metrics={}))
     content = RecordDict({CLIENTS: _report(result, began).to_record()})
     if result.per_client:
-        content[PER_CLIENT_ARRAYS] = _pack_by_number(result.per_client)
+        content[PER_CLIENT_ARRAYS] = pack_by_number(result.per_client)
     return Message(content, reply_to=message)
 
 
@@ -147,13 +147,6 @@ def _received(message: Message, reductions: Mapping[str, Reduction]) -> Received
     if PER_CLIENT_ARRAYS in message.content:
         per_client = by_number(unpack_arrays(record_of(message.content, PER_CLIENT_ARRAYS, ArrayRecord)))
     return Received(shared=shared, per_client=per_client, each=each, down=down)
-
-
-def _pack_by_number(found: Mapping[int, SharedArrays]) -> ArrayRecord:
-    """Pack the arrays of clients or levels under keys that begin with the client's id or the level."""
-    return pack_arrays(
-        {per_client_key(number, key): value for number, arrays in found.items() for key, value in arrays.items()}
-    )
 
 
 def _report(result: CohortResult, began: float, *, sends_metrics: bool = True) -> Report:

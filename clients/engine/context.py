@@ -11,6 +11,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.data.digests import Digests
 from hyperfl_flwr.data.federated_data import ClientData, FederatedData
+from hyperfl_flwr.data.poisoning import Trigger
 from hyperfl_flwr.data.registry import class_names
 from hyperfl_flwr.data.sample_format import parse_window, title_of
 from hyperfl_flwr.metrics.scores import Scores
@@ -46,6 +47,7 @@ class ClientContext:
         keeps_evaluations: Whether the results of evaluations are kept on the node's disk, with those of single classes.
         own_statistics: Whether `mean` and `std` are those of this client's own samples.
         budget: The record of what the client's uploads spend of its privacy budget; None to record nothing.
+        trigger: The trigger of a backdoor, of which the success is measured; None without a backdoor.
     """
 
     config: RunConfig
@@ -66,6 +68,7 @@ class ClientContext:
     keeps_evaluations: bool = False
     own_statistics: bool = False
     budget: PrivacyBudget | None = None
+    trigger: Trigger | None = None
 
 
 def client_setting(

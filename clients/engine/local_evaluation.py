@@ -10,7 +10,7 @@ from clients.engine.best_model import BestModel
 from clients.engine.client_model import ClientModel
 from clients.engine.context import keep_evaluation
 from clients.engine.parameter_groups import ParameterGroups
-from clients.engine.reported_metrics import Kind, global_name, score_metrics, validation_name
+from clients.engine.reported_metrics import Kind, backdoor_name, global_name, score_metrics, validation_name
 from hyperfl_flwr.core.device import send
 from hyperfl_flwr.metrics.evaluation import BATCH, evaluate
 from hyperfl_flwr.metrics.scores import Scores
@@ -74,13 +74,17 @@ class LocalEvaluation(ParameterGroups, ClientModel):
         return self._metrics("kept", predict)[1]
 
     def _metrics(self, kind: Kind, predict: Predict) -> tuple[Scores, dict[str, Scalar]]:
-        """Evaluate a model on test data, and on validation data that decide about rounds."""
+        """Evaluate a model on test data, on validation data that decide about rounds, and on images with a trigger."""
         data = self.context.data
         scores = evaluate(predict, data.test_images, data.test_labels)
         metrics = score_metrics(kind, scores)
         if data.validation is not None:
             name, deciding = validation_name(kind, scores.task), scores.task.deciding
             metrics[name] = evaluate(predict, *data.validation).value(deciding)
+        if self.context.trigger is not None:
+            images, targets = self.context.trigger.test_samples(data)
+            if len(images):
+                metrics[backdoor_name(kind)] = evaluate(predict, images, targets).score
         return scores, metrics
 
     def global_score(self, kind: Kind, predictor: Callable[[], Predict]) -> dict[str, Scalar]:

@@ -66,6 +66,11 @@ def global_name(kind: Kind, task: Task) -> str:
     return f"{kind}-global-{task.score}"
 
 
+def backdoor_name(kind: Kind) -> str:
+    """Return the name of the share of test samples that a kind of model takes for the target class of a backdoor."""
+    return f"{kind}-backdoor-success"
+
+
 def score_metrics(kind: Kind, scores: Scores) -> dict[str, Scalar]:
     """Return the numbers of an evaluation that leave the client, none of them about a single class.
 

@@ -15,6 +15,8 @@ from clients.engine import adapter
 from clients.engine.base import BaseClient
 from clients.engine.cohort_trainer import trainer_of
 from clients.engine.context import client_setting
+from clients.engine.poisoning import with_adversary
+from hyperfl_flwr.app.adversary import adversary_problem
 from hyperfl_flwr.app.budget import budget_of, refuse_own_as_public, refuse_unbounded
 from hyperfl_flwr.app.methods import check_privacy, client_of
 from hyperfl_flwr.app.network_checks import check_cross_site
@@ -66,6 +68,9 @@ class NodeApp:
         self._received = run_config
         self.has_owners_data = self.config.dataset != run_config["dataset"]
         self.partition, self.num_nodes = place_in(node, run_config)
+        if problem := adversary_problem(self.config, simulated=self.simulated):
+            raise RefusalError(problem)
+        self.lies = self.partition in self.config.adversary.lying_nodes(self.config.seed, self.num_nodes)
         self.clients = clients_of_node(self.partition, self.num_nodes, self.config.hosted_clients)
         if self.node.has_local_data and self.num_nodes != self.config.hosted_clients:
             raise RefusalError(
@@ -135,7 +140,7 @@ class NodeApp:
             setting = replace(setting, round=request.round, budget=budget, keeps_evaluations=not self.simulated)
             if self.keeps_model:
                 setting = replace(setting, keeps_model=True, trained_on=partial(data.train_digests, client))
-            return client_class(setting)
+            return client_class(with_adversary(setting, lies=self.lies))
 
         return adapter.Cohort(
             make_client=make_client,

@@ -52,6 +52,8 @@ def resolution(config: RunConfig, federation: Federation, *, num_nodes: int, min
     found: dict[str, Any] = {**resolved(config).flat(), "min-nodes": min_nodes}
     found["device"] = ", ".join(sorted({str(node.properties["device"]) for node in federation.nodes}))
     found |= _data(config, federation)
+    if config.adversary.attack != "none":
+        found["adversary.nodes"] = ",".join(map(str, config.adversary.lying_nodes(config.seed, num_nodes))) or "none"
     if config.secagg.enabled:
         found |= _secure_sums(config, federation, num_nodes)
     chosen = {key: value for key, value in found.items() if given[key] == "auto" and value not in ("auto", "")}

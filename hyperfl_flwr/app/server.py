@@ -11,13 +11,14 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from hyperfl_flwr.app.adversary import adversary_problem
 from hyperfl_flwr.app.joining import open_joinable
 from hyperfl_flwr.app.methods import check_run, client_of, new_strategy
 from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.app.resolved import resolution, resolution_text, resolved
 from hyperfl_flwr.app.secure_sums import check_nodes, secure_context, secure_sum_warnings
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.core.errors import ConfigError, RunFailedError
 from hyperfl_flwr.flower.grid import is_http_grid
 from hyperfl_flwr.flower.log import FLOWER_LOGGER, log
 from hyperfl_flwr.flower.parent_monitor import end_with_parent
@@ -87,6 +88,8 @@ def run(grid: Grid, config: RunConfig, *, plots: bool = True) -> Path:
     use_weights(config.lpm.weights)
     secure = secure_context(config)
     roster = _roster(grid, config, announce_early, secure)
+    if problem := adversary_problem(config, simulated=roster.simulated):
+        raise ConfigError(problem)
     directory, last_round = _opened(config, roster)
     with _recorded(directory, early_records):
         announce(resolution_text(read_manifest(directory.path)["resolved"]))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from pydantic import ValidationError, create_model, model_validator
 from pydantic_core import ErrorDetails
 
+from hyperfl_flwr.config.adversary import AdversaryConfig
 from hyperfl_flwr.config.data import DataConfig
 from hyperfl_flwr.config.general import FederationConfig, LocalTrainingConfig, MachineConfig
 from hyperfl_flwr.config.nodes import NodesConfig
@@ -46,6 +47,7 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
     dp: RecordPrivacyConfig
     privacy: PrivacyConfig
     secagg: SecureSumConfig
+    adversary: AdversaryConfig
     audit: AuditConfig
 
     @classmethod
@@ -112,6 +114,7 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
             "class-weights must be none": self.class_weights != "none",
             "cross-site must be false": self.cross_site,
             "novel.clients must be 0": self.novel.clients > 0,
+            "adversary.attack must be none": self.adversary.attack != "none",
             "audit.rounds must be empty": bool(self.audit.rounds),
         }
         if found := [text for text, is_so in unfit.items() if is_so]:

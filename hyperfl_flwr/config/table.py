@@ -6,6 +6,7 @@ built-in methods are always in the table.
 
 from collections.abc import Mapping, Sequence
 
+from hyperfl_flwr.config.adversary import AdversaryConfig
 from hyperfl_flwr.config.data import DataConfig
 from hyperfl_flwr.config.general import FederationConfig, LocalTrainingConfig, MachineConfig
 from hyperfl_flwr.config.nodes import NodesConfig
@@ -29,6 +30,7 @@ DOTTED: Sequence[type[Section]] = (
     RecordPrivacyConfig,
     PrivacyConfig,
     SecureSumConfig,
+    AdversaryConfig,
     AuditConfig,
 )
 """Sections of dotted settings that do not belong to a method."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from clients.engine.context import client_setting
+from hyperfl_flwr.app.adversary import adversary_problem
 from hyperfl_flwr.app.joining import open_joinable
 from hyperfl_flwr.app.methods import check_run, check_secure_sum, client_of, strategy_of
 from hyperfl_flwr.app.personalize import open_run
@@ -114,6 +115,8 @@ def _laid_out(
         engine = RAY if cluster else chosen_engine(resolved(config), data, shared_bytes, machine)
     if num_nodes is not None:
         check_given_nodes(config, num_nodes)
+    elif config.adversary.attack != "none":
+        num_nodes = config.num_clients  # as in a deployment: which clients lie must not depend on the machine
     elif engine == IN_PROCESS:
         num_nodes = suitable_for_sums(config, 1)
     else:
@@ -121,6 +124,7 @@ def _laid_out(
         clients = max(1, round(config.fraction_train * config.num_clients))
         threads = 1 if config.threads == "auto" else config.threads
         num_nodes = suitable_for_sums(config, suitable_nodes(machine, clients, shared_bytes, threads))
+    config.adversary.lying_nodes(config.seed, num_nodes)  # raises if they are none, or all
     if config.threads != "auto":
         threads = config.threads
     else:  # in one process, threads slow each other down when other programs use the same cores
@@ -194,6 +198,8 @@ def plan_deployed(num_nodes: int, changes: Mapping[str, Scalar]) -> Plan:
     if not resume:
         changes = {"num-clients": given if type(given) is int else num_nodes, **changes}
     config = requested(changes, deployed=True)
+    if problem := adversary_problem(config, simulated=False):
+        raise ConfigError(problem)
     chosen = num_nodes if config.num_nodes == "auto" else config.num_nodes
     if resume:
         manifest = check_resume(config)

@@ -101,6 +101,13 @@ def per_client_key(number: int, key: str) -> str:
     return f"{number}/{key}"
 
 
+def pack_by_number(found: Mapping[int, Mapping[str, NDArray[Any]]]) -> ArrayRecord:
+    """Pack the arrays of clients or levels under keys of `per_client_key`."""
+    return pack_arrays(
+        {per_client_key(number, key): value for number, arrays in found.items() for key, value in arrays.items()}
+    )
+
+
 def by_number(arrays: Mapping[str, NDArray[Any]]) -> dict[int, dict[str, NDArray[Any]]]:
     """Return arrays with keys of `per_client_key` grouped by their number (client or level), with keys `group/name`.
 

@@ -83,7 +83,7 @@ def summarise(path: Path) -> dict[str, Any]:
         "test_accuracy_sem": _error(kept.means, personalized),
         "test_accuracy_aggregate": evaluation.get(aggregate),
         "test_accuracy_aggregate_sem": _error(evaluation, aggregate),
-        "test_accuracy_aggregate_num_clients": evaluation.get("clients", 0),
+        "test_accuracy_aggregate_num_clients": _num_clients(records, evaluation, aggregate),
         "test_accuracy_worst": own.worst,
         "test_accuracy_worst_decile": own.worst_decile,
         "test_accuracy_std": own.std,
@@ -96,6 +96,7 @@ def summarise(path: Path) -> dict[str, Any]:
         **{f"test_{name}_aggregate": evaluation.get(f"aggregate_{name}") for name in task.all_scores},
         "global_test_accuracy": rounds[-1].get(f"personalized_global_{task.score}"),
         "global_test_accuracy_aggregate": evaluation.get(f"aggregate_global_{task.score}"),
+        **_backdoor(kept),
         "keep": "best" if kept.kind == "kept" else "last",
         f"validation_{task.deciding}": kept.means.get(f"{kept.kind}_validation_{task.deciding}"),
         f"validation_{task.deciding}_aggregate": kept.aggregate.get(f"aggregate_validation_{task.deciding}"),
@@ -118,6 +119,21 @@ def summarise(path: Path) -> dict[str, Any]:
         **(matrix.entries() if (matrix := CrossSite.read(path)) else {}),
     }
     return {name if task.has_shares else task.key(name): value for name, value in summary.items()}
+
+
+def _backdoor(kept: KeptModels) -> dict[str, float]:
+    """Return the success of a backdoor, of the clients' models and of the global state, where it was measured."""
+    found = {
+        "backdoor_success": kept.means.get(f"{kept.kind}_backdoor_success"),
+        "backdoor_success_aggregate": kept.aggregate.get("aggregate_backdoor_success"),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _num_clients(records: Sequence[Record], evaluation: Record, name: str) -> int:
+    """Return over how many clients the mean of an evaluation is; of all that finished if single ones are not known."""
+    rows = [row for row in records if row["kind"] == "client-aggregate" and row["round"] == evaluation.get("round")]
+    return len({row["client"] for row in rows if name in row}) if rows else int(evaluation.get("clients", 0))
 
 
 def _error(record: Record, name: str) -> float | None:

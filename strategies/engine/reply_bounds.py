@@ -20,7 +20,7 @@ from hyperfl_flwr.protocol.update_norms import noise_norms, norms_of_change, ref
 from strategies.engine.replies import TrainingReply
 
 LIMITS = {
-    **dict.fromkeys(("accuracy", "macro-f1", "auc", "majority-share"), (0.0, 1.0)),
+    **dict.fromkeys(("accuracy", "macro-f1", "auc", "majority-share", "backdoor-success"), (0.0, 1.0)),
     REGRESSION.score: (REGRESSION.lowest, 1.0),
 }
 """Smallest and largest value of a metric, by the end of its name."""

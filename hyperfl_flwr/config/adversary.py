@@ -1,0 +1,145 @@
+"""Settings of nodes that lie, in simulations only: what they do, and which nodes they are."""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
+
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.settings import (
+    Auto,
+    NonNegative,
+    Positive,
+    PositiveFloat,
+    Section,
+    ShareBelowOne,
+    setting,
+)
+
+FORGING = ("sign-flip", "alie", "ipm", "backdoor")
+"""Attacks that replace what a lying node sends; `label-flip` and `backdoor` change what its clients train on."""
+
+
+def _numbers(text: str) -> str:
+    if not re.fullmatch(r"auto|\d+(,\d+)*", text):
+        raise ValueError(f"must be auto, or numbers of nodes with commas between them; got {text!r}")
+    return text
+
+
+Nodes = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),
+    AfterValidator(_numbers),
+]
+"""`auto`, or numbers of nodes separated by commas; a single number may be given as an int."""
+
+
+class AdversaryConfig(Section):
+    """Nodes that lie, to measure what a method and its defences lose to them."""
+
+    key: ClassVar[str] = "adversary"
+    title: ClassVar[str] = "Nodes that lie"
+
+    attack: Literal["none", "label-flip", "sign-flip", "alie", "ipm", "backdoor"] = setting(
+        "none",
+        "What lying nodes do, in a simulation; a deployment refuses it. All numbers of the run's records are then of "
+        "the honest nodes' clients.\n\n"
+        "`label-flip`: their clients train with class K - 1 - c in the place of class c. `sign-flip`: they send the "
+        "opposite of their change. `alie`: they all send the mean of their changes, moved by a multiple of their "
+        "standard deviation (A Little Is Enough). `ipm`: they send the opposite of a multiple of the honest nodes' "
+        "mean change (inner product manipulation). `backdoor`: their clients learn to take images with a trigger for "
+        "`adversary.target-class`, and they send a multiple of the change (model replacement).",
+    )
+    share: ShareBelowOne = setting(
+        0.0,
+        "Share of the nodes that lie, for all clients that they host: `seed` puts the P nodes in an order, and the "
+        "first round(share * P) lie, so that the liars of a smaller share are among those of a larger one.",
+    )
+    nodes: Nodes = setting(
+        "auto",
+        "Numbers of the nodes that lie. `auto`: those of `adversary.share`.",
+        values="`auto`, numbers with commas between them",
+    )
+    scale: Auto | PositiveFloat = setting(
+        "auto",
+        "How far a lie goes: the factor of the opposite change (`sign-flip`), z (`alie`), ε (`ipm`) or γ (`backdoor`) "
+        "of the papers. `auto`: 1 with `sign-flip`; with `alie` the paper's largest z for the number of nodes and of "
+        "liars among them; 0.5 with `ipm`; with `backdoor` the weight of all clients divided by that of the liars' "
+        "(n/η of the paper for one liar), so that their mean model replaces the global one.",
+    )
+    target_class: NonNegative = setting(0, "Class for which images with the trigger are to be taken, with `backdoor`.")
+    trigger_size: Positive = setting(
+        3, "Side in pixels of the trigger, a white square in the lower right corner, with `backdoor`."
+    )
+    poisoned_share: Annotated[float, Field(gt=0, le=1)] = setting(
+        0.3125,
+        "Share of a lying client's training samples that get the trigger and the class `adversary.target-class`, with "
+        "`backdoor`. The default is the paper's 20 of 64 in a batch.",
+    )
+
+    @field_validator("share", "nodes")
+    @classmethod
+    def _needs_attack(cls, value: float | str, info: ValidationInfo) -> float | str:
+        default = cls.model_fields[str(info.field_name)].default
+        if value != default and info.data.get("attack") == "none":
+            raise ValueError(f"must be {default} with adversary.attack = none; got {value}")
+        return value
+
+    @field_validator("nodes")
+    @classmethod
+    def _instead_of_share(cls, value: str, info: ValidationInfo) -> str:
+        if value != "auto" and info.data.get("share"):
+            raise ValueError(f"must be auto with adversary.share = {info.data['share']:g}; got {value}")
+        return value
+
+    @field_validator("scale")
+    @classmethod
+    def _needs_forgery(cls, value: float | str, info: ValidationInfo) -> float | str:
+        if value != "auto" and (attack := info.data.get("attack")) not in FORGING:
+            raise ValueError(f"must be auto with adversary.attack = {attack}, on which it has no effect; got {value}")
+        return value
+
+    @field_validator("target_class", "trigger_size", "poisoned_share")
+    @classmethod
+    def _needs_backdoor(cls, value: float, info: ValidationInfo) -> float:
+        default, attack = cls.model_fields[str(info.field_name)].default, info.data.get("attack")
+        if value != default and attack != "backdoor":
+            raise ValueError(
+                f"must be {default:g} with adversary.attack = {attack}, on which it has no effect; got {value:g}"
+            )
+        return value
+
+    @property
+    def forges(self) -> bool:
+        """Whether lying nodes send something else than what their clients have trained."""
+        return self.attack in FORGING
+
+    def lying_nodes(self, seed: int, num_nodes: int) -> Sequence[int]:
+        """Return the numbers of the nodes that lie, ascending; server and nodes draw the same ones.
+
+        Args:
+            seed: The run's seed.
+            num_nodes: Number P of all nodes.
+
+        Raises:
+            ConfigError: If a share above 0 is no whole node, a number is none of the run's nodes, or all nodes lie.
+        """
+        from hyperfl_flwr.core.rng import (
+            numpy_generator,  # deferred: imports torch, which listing settings does not need
+        )
+
+        if self.nodes != "auto":
+            liars = sorted(set(map(int, self.nodes.split(","))))
+            if liars[-1] >= num_nodes:
+                raise ConfigError(f"adversary.nodes must be below the number of nodes, {num_nodes}; got {liars[-1]}")
+        else:
+            number = round(self.share * num_nodes)
+            if self.share and not number:
+                raise ConfigError(
+                    f"adversary.share = {self.share:g} of {num_nodes} nodes is none; raise it, or the number of nodes"
+                )
+            liars = sorted(numpy_generator(seed, "adversary").permutation(num_nodes)[:number].tolist())
+        if len(liars) == num_nodes:
+            raise ConfigError(f"all {num_nodes} nodes would lie; lower adversary.share, or raise the number of nodes")
+        return liars

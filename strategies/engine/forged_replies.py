@@ -1,0 +1,247 @@
+"""Replace the replies of a simulation's lying nodes, before the strategy reads them.
+
+The nodes themselves are honest: their replies hold what their clients have trained. The attacks that forge replies need
+what no node of a deployment has, the other liars' changes or the honest nodes' mean, and so are computed here. Clients
+and methods know nothing of them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from numpy.typing import NDArray
+
+from hyperfl_flwr.config.adversary import AdversaryConfig
+from hyperfl_flwr.node.array_sums import PlainSum
+from hyperfl_flwr.protocol.arrays import (
+    BLOCK,
+    SharedArrays,
+    by_number,
+    pack_arrays,
+    pack_by_number,
+    select,
+    unpack_arrays,
+)
+from hyperfl_flwr.protocol.messages import (
+    ARRAYS,
+    CLIENTS,
+    LABEL_COUNTS,
+    OUTLIER_SUMS,
+    PER_CLIENT_ARRAYS,
+    Reduction,
+    Report,
+    Request,
+    group_of,
+    record_of,
+)
+from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
+from hyperfl_flwr.server.exchange import Exchange
+from strategies.engine.context import ServerContext
+from strategies.engine.forged_changes import forged_changes
+from strategies.engine.replies import TrainingReply, read_training
+
+
+def with_lies(context: ServerContext, messages: Sequence[Message], exchanges: Iterable[Exchange]) -> Iterator[Exchange]:
+    """Yield the results of a step's messages, with what lying nodes send in the place of their honest replies.
+
+    What a lying node reports about its clients is left out, so that all metrics are of honest nodes' clients. If
+    changes are forged, the replies of the step are all in memory at once; otherwise one at a time.
+
+    Args:
+        context: The strategy's context.
+        messages: The messages, for training or evaluation.
+        exchanges: The result of each message, in this order.
+    """
+    adversary, federation = context.config.adversary, context.federation
+    numbers = adversary.lying_nodes(context.config.seed, federation.num_nodes) if federation.nodes else ()
+    liars = {node.id for node in federation.nodes if node.partition in numbers}
+    if not liars:
+        yield from exchanges
+        return
+    if adversary.forges and messages and messages[0].metadata.message_type == MessageType.TRAIN:
+        found = list(exchanges)
+        steps = [_Step.of(context, *each, liars) for each in zip(messages, found, strict=True)]
+        forge(adversary, [step for step in steps if step is not None])
+        exchanges = [each if step is None else step.exchange() for each, step in zip(found, steps, strict=True)]
+    for answer in exchanges:
+        yield _without_metrics(answer) if answer.node in liars else answer
+
+
+def _without_metrics(answer: Exchange) -> Exchange:
+    """Return a node's result without its clients' metrics."""
+    if answer.content is None:
+        return answer
+    report = Report.from_record(record_of(answer.content, CLIENTS, ConfigRecord))
+    silent = replace(report, results=[replace(each, metrics={}) for each in report.results])
+    return replace(answer, content=RecordDict({**answer.content, CLIENTS: silent.to_record()}))
+
+
+@dataclass(kw_only=True)
+class Sender:
+    """What a node, or a client whose arrays are sent alone, has trained.
+
+    Attributes:
+        lies: Whether its node lies.
+        start: What it was sent, by key; zeros for a group that holds changes, see `start_of`.
+        arrays: What it has trained, by key, of the same shapes: of a node the mean over its clients. Forged arrays
+            replace those of a liar.
+        weights: Its weight in the mean, by key.
+    """
+
+    lies: bool
+    start: SharedArrays
+    arrays: SharedArrays
+    weights: Mapping[str, float]
+
+
+def start_of(key: str, sent: NDArray[Any], reductions: Mapping[str, Reduction]) -> NDArray[Any]:
+    """Return the array from which a change is counted: what was sent, or zeros where clients send changes themselves.
+
+    Sums are of changes, since an absent client counts as zero, and a generated array of one client alone comes back as
+    the change with which the server trains its generator. All other groups come back as values.
+    """
+    holds_changes = reductions[group_of(key)] in (Reduction.SUM, Reduction.PER_CLIENT)
+    return np.zeros_like(sent) if holds_changes else sent
+
+
+def forge(adversary: AdversaryConfig, steps: Sequence["_Step"]) -> None:
+    """Replace the arrays of lying nodes and of their clients; nodes lie among nodes, and clients among clients."""
+    for senders in ([step.node for step in steps], [each for step in steps for each in step.alone.values()]):
+        kinds = {(key, value.shape) for sender in senders for key, value in sender.arrays.items()}
+        for key, shape in sorted(kinds):
+            if key != LABEL_COUNTS:  # others would be refused
+                # In some methods clients have different networks.
+                alike = [each for each in senders if key in each.arrays and each.arrays[key].shape == shape]
+                forge_arrays(adversary, key, alike)
+
+
+def forge_arrays(adversary: AdversaryConfig, key: str, senders: Sequence[Sender]) -> None:
+    """Replace the arrays with a key of the senders that lie; those of one key have the same shape."""
+    lies = np.array([sender.lies for sender in senders])
+    if not lies.any():
+        return
+    weights = np.array([sender.weights[key] for sender in senders])
+    liars = [sender for sender in senders if sender.lies]
+    forged = [np.empty(sender.arrays[key].shape, sender.arrays[key].dtype) for sender in liars]
+    for first in range(0, forged[0].size, BLOCK):
+        part = slice(first, first + BLOCK)
+        starts = np.stack([sender.start[key].reshape(-1)[part] for sender in senders]).astype(np.float64)
+        changes = np.stack([sender.arrays[key].reshape(-1)[part] for sender in senders]) - starts
+        lied = forged_changes(adversary.attack, adversary.scale, changes, weights, lies)
+        with np.errstate(over="ignore"):  # such a reply is refused
+            for array, value in zip(forged, starts[lies] + lied, strict=True):
+                array.reshape(-1)[part] = value
+    for sender, array in zip(liars, forged, strict=True):
+        sender.arrays[key] = array
+
+
+@dataclass(kw_only=True)
+class _Step:
+    """A node's reply to a TRAIN message, taken apart.
+
+    Attributes:
+        context: The strategy's context.
+        request: What the node was asked for.
+        received: The summed groups that its clients were sent.
+        answer: The honest result.
+        reply: The same, read.
+        node: The node, with the means of the summed groups over its clients.
+        alone: Its clients that send arrays alone, by id.
+    """
+
+    context: ServerContext
+    request: Request
+    received: SharedArrays
+    answer: Exchange
+    reply: TrainingReply
+    node: Sender
+    alone: Mapping[int, Sender]
+
+    @classmethod
+    def of(cls, context: ServerContext, message: Message, answer: Exchange, liars: set[int]) -> "_Step | None":
+        """Take a reply apart; None if no client has finished, or the reply is invalid, which the strategy reports."""
+        if answer.content is None:
+            return None
+        request = Request.of(message.content)
+        sent = unpack_arrays(record_of(message.content, ARRAYS, ArrayRecord))
+        received = select(sent, context.reductions, lambda each: each.is_summed)
+        alone = _sent_alone(message, select(sent, context.reductions, lambda each: each is Reduction.EACH))
+        try:
+            reply = read_training(answer.content, request.clients, received, alone)
+        except ValueError:
+            return None
+        if not reply.report.results:
+            return None
+        lies = answer.node in liars
+        senders = {
+            client: Sender(
+                lies=lies,
+                start={key: start_of(key, alone[client][key], context.reductions) for key in arrays},
+                arrays=dict(arrays),
+                weights=dict.fromkeys(arrays, 1.0),
+            )
+            for client, arrays in reply.per_client.items()
+        }
+        return cls(
+            context=context,
+            request=request,
+            received=received,
+            answer=answer,
+            reply=reply,
+            node=_node_sender(reply, received, context.reductions, request, lies=lies),
+            alone=senders,
+        )
+
+    def exchange(self) -> Exchange:
+        """Return the result with the node's arrays; an honest node's is unchanged."""
+        if not self.node.lies:
+            return self.answer
+        total = PlainSum(self.received, self.context.reductions, self.request)
+        for result in self.reply.report.results:  # as if each client had trained the node's mean
+            total.add(self.node.arrays, result.num_examples)
+        content = {name: value for name, value in (self.answer.content or {}).items() if name != OUTLIER_SUMS}
+        content[ARRAYS] = pack_arrays(total.arrays)
+        if outliers := total.outliers:
+            content[OUTLIER_SUMS] = pack_by_number(outliers)
+        if self.alone:
+            content[PER_CLIENT_ARRAYS] = pack_by_number({client: each.arrays for client, each in self.alone.items()})
+        return replace(self.answer, content=RecordDict(content))
+
+
+def _sent_alone(message: Message, each: SharedArrays) -> Mapping[int, SharedArrays]:
+    """Return the arrays that each client of a message is sent and sends back alone; empty if there are none."""
+    clients, found = Request.of(message.content).clients, dict[int, SharedArrays]()
+    if PER_CLIENT_ARRAYS in message.content:
+        found = by_number(unpack_arrays(record_of(message.content, PER_CLIENT_ARRAYS, ArrayRecord)))
+    return {client: {**each, **found.get(client, {})} for client in clients} if each or found else {}
+
+
+def _node_sender(
+    reply: TrainingReply,
+    received: SharedArrays,
+    reductions: Mapping[str, Reduction],
+    request: Request,
+    *,
+    lies: bool,
+) -> Sender:
+    """Return a node with the means over its clients, as the server would compute them of this reply alone."""
+    number, num_examples = len(reply.report.results), reply.num_examples
+    is_sum = {key: reductions[group_of(key)] is Reduction.SUM for key in received}
+    means = dict(reply.arrays)
+    if reply.is_sum:
+        rounding = {"num_clients": request.num_clients, "max_num_examples": request.max_num_examples}
+        averaged = {name: Reduction.MEAN if each is Reduction.SUM else each for name, each in reductions.items()}
+        total = ReproducibleSum(received, averaged, **rounding)
+        reply.add_to(total)
+        means = total.take_mean(num_examples, number)
+    return Sender(
+        lies=lies,
+        start={key: start_of(key, value, reductions) for key, value in received.items()},
+        arrays=means,
+        weights={
+            key: float(number) if is_sum[key] else reductions[group_of(key)].divisor(num_examples, number)
+            for key in received
+        },
+    )
