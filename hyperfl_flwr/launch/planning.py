@@ -14,6 +14,7 @@ from hyperfl_flwr.app.joining import open_joinable
 from hyperfl_flwr.app.methods import check_run, check_secure_sum, client_of, strategy_of
 from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.app.robust_reductions import check_enough_nodes, check_robust
 from hyperfl_flwr.app.secure_sums import check_nodes
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
@@ -30,6 +31,7 @@ from hyperfl_flwr.launch.sizing import Machine, suitable_nodes, suitable_threads
 from hyperfl_flwr.launch.warnings import leak_warnings
 from hyperfl_flwr.models.provenance import travelling_sources
 from hyperfl_flwr.node.private_state import PrivateState
+from hyperfl_flwr.protocol.hosting import MOST_NODES
 from hyperfl_flwr.runs.resume import refuse_other_nodes
 from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest
 
@@ -42,7 +44,7 @@ def plan(
     Args:
         changes: Settings that differ from the defaults or, if `resume` is one of them, from the resumed run's.
         num_nodes: Number of simulated nodes P; None for a number that suits the machine
-            (`hyperfl_flwr.launch.sizing`), or that of the resumed run.
+            (`hyperfl_flwr.launch.sizing`), with a robust rule the number of clients, or that of the resumed run.
         engine: `RAY`, `IN_PROCESS`, or `AUTO` for the one that is likely to end sooner.
         cluster: The Ray cluster on which the nodes train; None for this machine.
 
@@ -103,6 +105,8 @@ def _laid_out(
     notes: Sequence[str],
 ) -> SimulationPlan:
     """Choose the nodes and threads that were not given; `notes` are warnings about the settings."""
+    if num_nodes is None and config.robust.is_robust:
+        num_nodes = min(config.num_clients, MOST_NODES)  # each client counts as one, on any machine
     if cluster is None:
         machine = Machine.detect(torch.device(device))
     else:
@@ -114,6 +118,7 @@ def _laid_out(
         engine = RAY if cluster else chosen_engine(resolved(config), data, shared_bytes, machine)
     if num_nodes is not None:
         check_given_nodes(config, num_nodes)
+        check_enough_nodes(config, num_nodes)
     elif engine == IN_PROCESS:
         num_nodes = suitable_for_sums(config, 1)
     else:
@@ -214,7 +219,9 @@ def plan_deployed(num_nodes: int, changes: Mapping[str, Scalar]) -> Plan:
             f"lower min-nodes, or set it to auto"
         )
     check_secure_sum(config)
+    check_robust(config, client_of, strategy_of)
     check_nodes(config, chosen, chosen)
+    check_enough_nodes(config, min(chosen, config.num_clients))
     warnings = [
         *without_effect(changes, config.method),
         *strategy_of(config.method).warnings(resolved(config)),
