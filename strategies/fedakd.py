@@ -22,16 +22,16 @@ class FedAKD(BaseStrategy):
 
     @classmethod
     def check_robust(cls, config: RunConfig) -> None:
-        """Refuse rules for each number by itself: logits are sent multiplied by their weight, and with it.
+        """Refuse rules that are no weighted mean of the nodes: logits are sent multiplied by their weight, and with it.
 
         Raises:
-            ConfigError: With `robust.reduction` = `median` or `trimmed-mean`.
+            ConfigError: With `robust.reduction` = `median`, `trimmed-mean` or `norm-bound`.
         """
-        if (rule := config.robust.reduction) in ("median", "trimmed-mean"):
+        if (rule := config.robust.reduction) in ("median", "trimmed-mean", "norm-bound"):
             raise ConfigError(
                 f"robust.reduction must not be {rule} with fedakd: its clients send weighted logits and their weights, "
                 f"and the quotient of two such results need not lie between the logits of any nodes; take krum, "
-                f"multi-krum, geometric-median or norm-bound"
+                f"multi-krum or geometric-median"
             )
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
