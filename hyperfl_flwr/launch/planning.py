@@ -24,14 +24,13 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
 from hyperfl_flwr.launch.cluster import Cluster
 from hyperfl_flwr.launch.engine_choice import chosen_engine
+from hyperfl_flwr.launch.node_numbers import check_given_nodes, suitable_for_reduction
 from hyperfl_flwr.launch.plans import AUTO, IN_PROCESS, RAY, Plan, SimulationPlan
-from hyperfl_flwr.launch.secure_nodes import check_given_nodes, suitable_for_sums
 from hyperfl_flwr.launch.settings import check_resume, requested, without_effect
 from hyperfl_flwr.launch.sizing import Machine, suitable_nodes, suitable_threads
 from hyperfl_flwr.launch.warnings import leak_warnings
 from hyperfl_flwr.models.provenance import travelling_sources
 from hyperfl_flwr.node.private_state import PrivateState
-from hyperfl_flwr.protocol.hosting import MOST_NODES
 from hyperfl_flwr.runs.resume import refuse_other_nodes
 from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest
 
@@ -105,8 +104,6 @@ def _laid_out(
     notes: Sequence[str],
 ) -> SimulationPlan:
     """Choose the nodes and threads that were not given; `notes` are warnings about the settings."""
-    if num_nodes is None and config.robust.is_robust:
-        num_nodes = min(config.num_clients, MOST_NODES)  # each client counts as one, on any machine
     if cluster is None:
         machine = Machine.detect(torch.device(device))
     else:
@@ -118,14 +115,13 @@ def _laid_out(
         engine = RAY if cluster else chosen_engine(resolved(config), data, shared_bytes, machine)
     if num_nodes is not None:
         check_given_nodes(config, num_nodes)
-        check_enough_nodes(config, num_nodes)
     elif engine == IN_PROCESS:
-        num_nodes = suitable_for_sums(config, 1)
+        num_nodes = suitable_for_reduction(config, 1)
     else:
         # The choice is for a usual round, which trains a sample of the clients; the last round trains all of them.
         clients = max(1, round(config.fraction_train * config.num_clients))
         threads = 1 if config.threads == "auto" else config.threads
-        num_nodes = suitable_for_sums(config, suitable_nodes(machine, clients, shared_bytes, threads))
+        num_nodes = suitable_for_reduction(config, suitable_nodes(machine, clients, shared_bytes, threads))
     if config.threads != "auto":
         threads = config.threads
     else:  # in one process, threads slow each other down when other programs use the same cores
