@@ -69,6 +69,11 @@ def _reason(config: RunConfig, client: type[BaseClient]) -> str:
     return ""
 
 
+def asked_nodes(config: RunConfig, num_nodes: int) -> int:
+    """Return the largest number of nodes that a usual round asks, of some number that host clients."""
+    return min(num_nodes, max(1, round(config.fraction_train * config.num_clients)))
+
+
 def check_enough_nodes(config: RunConfig, num_nodes: int) -> None:
     """Refuse a robust reduction over so few nodes that its rule does not hold.
 
@@ -79,8 +84,7 @@ def check_enough_nodes(config: RunConfig, num_nodes: int) -> None:
     Raises:
         ConfigError: With the number of nodes that is needed.
     """
-    robust = config.robust
-    asked = min(num_nodes, max(1, round(config.fraction_train * config.num_clients)))
+    robust, asked = config.robust, asked_nodes(config, num_nodes)
     if asked >= (fewest := robust.fewest_nodes(asked)):
         return
     raise ConfigError(

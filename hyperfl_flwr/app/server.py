@@ -229,7 +229,7 @@ def _roster(grid: Grid, config: RunConfig, announce: Announce, secure: SecureCon
         announce=announce,
         exclusion_rounds=config.exclusion_rounds,
         session=secure.session if secure else "",
-        fewest=config.secagg.fewest_nodes if secure else lambda num_nodes: 1,
+        fewest=config.secagg.fewest_nodes if secure else config.robust.fewest_nodes,
         num_nodes=None if config.num_nodes == "auto" else config.num_nodes,
     )
 

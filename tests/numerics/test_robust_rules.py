@@ -223,6 +223,19 @@ def test_equal_nodes() -> None:
         assert np.array_equal(reduced(rule, sent, [sent] * 5), vector(sent))
 
 
+def test_of_nodes_with_equal_scores_the_first_ones_are_taken() -> None:
+    """Forty nodes, of which every other one is farther from all nodes."""
+    far = np.arange(40) % 2
+    distances = 1 + far[:, None] + far[None, :] - np.diag(1 + 2 * far)
+    assert nearest_nodes(distances.astype(float), 3).tolist() == [*range(0, 40, 2), *range(1, 40, 2)]
+
+
+def test_the_smoothing_of_the_geometric_median() -> None:
+    """Two nodes at 0 and one at 1: the weights 1 / nu, 1 / nu and 1 / (1 - v) have their mean v at nu / 2."""
+    sent, *nodes = ({"g/a": np.array([value])} for value in (0.0, 0.0, 0.0, 1.0))
+    assert reduced("geometric-median", sent, nodes)[0] == pytest.approx(0.5e-6, rel=1e-5)
+
+
 def test_arrays_of_several_blocks_and_empty_ones() -> None:
     """The parts of a large array, and an array without elements, do not change a rule."""
     rng = np.random.default_rng(2)
