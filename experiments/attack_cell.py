@@ -21,6 +21,7 @@ from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.core.versions import versions
+from hyperfl_flwr.launch.node_numbers import suitable_for_reduction
 from hyperfl_flwr.metrics.images import Lpips
 from hyperfl_flwr.runs import manifest
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
@@ -135,7 +136,7 @@ def _train(config: RunConfig, cell: AttackedCell, folder: Path) -> Path:
     if ATTACKS[cell.name].needs_history:
         rounds["audit"] = AuditConfig(clients="all", rounds="all")
     changed = config.model_copy(update={"output": str(folder), **rounds})
-    num_nodes = 1 if config.num_nodes == "auto" else config.num_nodes
+    num_nodes = suitable_for_reduction(config, 1) if config.num_nodes == "auto" else config.num_nodes
     return run(InProcessGrid(app, num_nodes, changed.flat(), {"simulated": True}), changed)
 
 

@@ -6,7 +6,7 @@ A study is a file `experiments/studies/NAME.toml`, or one of yours; only `rows` 
     metric = "test_accuracy"       # number of summary.json; this is the default
     unit = "%"                     # unit of the tables; % multiplies by 100; default: the metric's
     seeds = 2                      # number of seeds, counted from 0; default: 1
-    num-nodes = 2                  # nodes of every run; default: 2; they do not change the results
+    num-nodes = 2                  # nodes of every run; default: 2; means are the same for any number
     paper = "table-1.csv"          # file of experiments/expected, or next to your file; optional
     beside = "the paper's number"  # description of these numbers; optional
     standard-error = "clients"     # summary.json has METRIC_sem, the standard error over these; optional

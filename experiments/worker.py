@@ -23,7 +23,7 @@ from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import HyperFLError
 from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots
-from hyperfl_flwr.launch.secure_nodes import check_given_nodes, suitable_for_sums
+from hyperfl_flwr.launch.node_numbers import check_given_nodes, suitable_for_reduction
 from hyperfl_flwr.models.provenance import find_sources, use_weights
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
@@ -75,7 +75,8 @@ def problem_of(document: dict[str, Any], on_note: Callable[[str], None]) -> str:
                 run_attack(config.model_copy(update={"output": ""}), document["attack"], folder)
                 return ""
             if config.num_nodes == "auto":
-                num_nodes = suitable_for_sums(config, document["num_nodes"])  # exact for any number: the same results
+                # With means, any number gives the same results; a robust rule has a node for each client.
+                num_nodes = suitable_for_reduction(config, document["num_nodes"])
             else:
                 num_nodes = config.num_nodes
                 check_given_nodes(config, num_nodes)

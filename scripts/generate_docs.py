@@ -88,8 +88,9 @@ def methods_page() -> str:
     ]
     text = _with_table((ROOT / "docs" / "methods" / "index.md").read_text(), "methods", [*head, *rows])
     head = [
-        "| method | secure sums | `dp.epsilon` | a client can join | model for clients without labels | attacks |",
-        "|---|---|---|---|---|---|",
+        "| method | secure sums | robust rules | `dp.epsilon` | a client can join | model for clients without labels "
+        "| attacks |",
+        "|---|---|---|---|---|---|---|",
     ]
     return _with_table(text, "capabilities", [*head, *map(_capabilities, METHODS)])
 
@@ -109,7 +110,7 @@ def _capabilities(name: str) -> str:
         if row.applies_to(uploads) or row.applies_to(uploads, summed=True)
     ]
     joins = client_of(name).can_join or has_new_clients(name)
-    found = (_can_be_secure(name), client_of(name).has_noisy_steps, joins)
+    found = (_can_be_secure(name), _can_be_robust(name), client_of(name).has_noisy_steps, joins)
     cells = [*("yes" if each else "no" for each in found), modes or "no", ", ".join(attacks) or "none"]
     return f"| [`{name}`]({name}.md) | {' | '.join(cells)} |"
 
@@ -122,6 +123,21 @@ def _can_be_secure(name: str) -> bool:
 
     try:
         check_secure_sum(RunConfig.from_flat(default_settings() | {"method": name, "secagg.enabled": True}))
+    except ConfigError:
+        return False
+    return True
+
+
+def _can_be_robust(name: str) -> bool:
+    from hyperfl_flwr.app.methods import client_of, strategy_of
+    from hyperfl_flwr.app.robust_reductions import check_robust
+    from hyperfl_flwr.config.run_config import RunConfig
+    from hyperfl_flwr.config.table import default_settings
+    from hyperfl_flwr.core.errors import ConfigError
+
+    config = RunConfig.from_flat(default_settings() | {"method": name, "robust.reduction": "krum"})
+    try:
+        check_robust(config, client_of, strategy_of)
     except ConfigError:
         return False
     return True

@@ -59,6 +59,7 @@ MORE: Mapping[str, str] = {
     "lpm.weights": "[adapters in a pre-trained network](../how-to/pretrained.md#the-weights)",
     "lpm-weights": "[adapters in a pre-trained network](../how-to/pretrained.md#the-weights)",
     "max-update-ratio": "[figures](../privacy/threat-model.md#nodes-that-lie)",
+    "robust.reduction": "[robust reductions](../privacy/robust-reductions.md)",
     "exclusion-rounds": "[nodes that lie](../privacy/threat-model.md#nodes-that-lie)",
     "ledger": "[the ledger](../privacy/ledger.md)",
     "data.partition": "[partitions](data-sets.md#partitions)",

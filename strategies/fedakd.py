@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.methods.fedakd import FedAKDConfig
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.training.knowledge_exchange import nothing
@@ -17,6 +19,20 @@ from strategies.engine.base import BaseStrategy
 
 class FedAKD(BaseStrategy):
     """Sends the mean of the round before, or a vector without knowledge."""
+
+    @classmethod
+    def check_robust(cls, config: RunConfig) -> None:
+        """Refuse rules that are no weighted mean of the nodes: logits are sent multiplied by their weight, and with it.
+
+        Raises:
+            ConfigError: With `robust.reduction` = `median`, `trimmed-mean` or `norm-bound`.
+        """
+        if (rule := config.robust.reduction) in ("median", "trimmed-mean", "norm-bound"):
+            raise ConfigError(
+                f"robust.reduction must not be {rule} with fedakd: its clients send weighted logits and their weights, "
+                f"and the quotient of two such results need not lie between the logits of any nodes; take krum, "
+                f"multi-krum or geometric-median"
+            )
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
         """Return a vector without knowledge; no array at all without public samples."""

@@ -8,6 +8,7 @@ from typing import TypeVar
 from clients.engine.base import BaseClient
 from hyperfl_flwr.app.adversary import check_adversary
 from hyperfl_flwr.app.network_checks import check_cross_site, check_kept
+from hyperfl_flwr.app.robust_reductions import check_robust
 from hyperfl_flwr.app.targets import check_target
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, DataError
@@ -100,6 +101,7 @@ def check_run(config: RunConfig, input_shape: tuple[int, ...], num_classes: int)
     check_privacy(config, input_shape, num_classes)
     check_adversary(config, client_of(config.method), input_shape, num_classes)
     check_secure_sum(config)
+    check_robust(config, client_of, strategy_of)
     _check_public_data(config, input_shape)
     strategy_of(config.method).check(config, input_shape)
 

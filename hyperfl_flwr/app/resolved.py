@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hyperfl_flwr.app.methods import strategy_of
+from hyperfl_flwr.app.robust_reductions import asked_nodes
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
@@ -56,6 +57,8 @@ def resolution(config: RunConfig, federation: Federation, *, num_nodes: int, min
         found["adversary.nodes"] = ",".join(map(str, config.adversary.lying_nodes(config.seed, num_nodes))) or "none"
     if config.secagg.enabled:
         found |= _secure_sums(config, federation, num_nodes)
+    if config.robust.is_robust:
+        found["robust.byzantine"] = config.robust.byzantine_of(asked_nodes(config, min(num_nodes, config.num_clients)))
     chosen = {key: value for key, value in found.items() if given[key] == "auto" and value not in ("auto", "")}
     threads = federation.nodes[0].properties.get("threads")  # of each process of a simulation
     return {"num-nodes": num_nodes, **({"threads": threads} if threads else {}), **chosen}

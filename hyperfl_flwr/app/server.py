@@ -16,6 +16,7 @@ from hyperfl_flwr.app.joining import open_joinable
 from hyperfl_flwr.app.methods import check_run, client_of, new_strategy
 from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.app.resolved import resolution, resolution_text, resolved
+from hyperfl_flwr.app.robust_reductions import check_enough_nodes
 from hyperfl_flwr.app.secure_sums import check_nodes, secure_context, secure_sum_warnings
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunFailedError
@@ -30,7 +31,7 @@ from hyperfl_flwr.runs.resume import begun_rounds, refuse_other_nodes, resume_ro
 from hyperfl_flwr.runs.run_data import refuse_changed_data
 from hyperfl_flwr.runs.run_directory import DEPLOYMENT, RunDirectory, new_run_name, read_manifest, refuse_used_directory
 from hyperfl_flwr.runs.summary import fall_text, majority_text, summarise, target_text
-from hyperfl_flwr.server.federation import refuse_other_sources
+from hyperfl_flwr.server.federation import Federation, refuse_other_sources
 from hyperfl_flwr.server.membership import Announce, Roster
 from strategies.engine.context import SecureContext
 from strategies.engine.cross_site import evaluate_cross_site, willing_clients
@@ -112,7 +113,7 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
         federation = roster.gather()
         refuse_other_sources(federation, config.method, config.target, config.lpm.weights)
         check_run(config, federation.input_shape, federation.num_classes)
-        check_nodes(config, federation.num_nodes, sum(bool(node.clients) for node in federation.nodes))
+        _check_present(config, federation)
         directory = RunDirectory.create(path)
         sources = model_facts(config.target, config.lpm.weights) | method_facts(config.method)
         document = manifest.new(config.flat(), _resolution(config, roster), roster, sources, hosts=cluster_hosts())
@@ -132,7 +133,7 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
                 refuse_changed_data(read_manifest(directory.path), federation, config.dataset)
             refuse_changed_sources(read_manifest(directory.path), config.flat())
             check_run(config, federation.input_shape, federation.num_classes)
-            check_nodes(config, federation.num_nodes, sum(bool(node.clients) for node in federation.nodes))
+            _check_present(config, federation)
         except BaseException:
             directory.close()
             raise
@@ -143,6 +144,13 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
         directory.write_json("manifest.json", document)
         directory.rewind(last_round)  # deletes later rounds, so only after all checks have passed
     return directory, last_round
+
+
+def _check_present(config: RunConfig, federation: Federation) -> None:
+    """Refuse secure sums and robust reductions over too few nodes."""
+    present = sum(bool(node.clients) for node in federation.nodes)
+    check_nodes(config, federation.num_nodes, present)
+    check_enough_nodes(config, present)
 
 
 def _train(
@@ -224,7 +232,7 @@ def _roster(grid: Grid, config: RunConfig, announce: Announce, secure: SecureCon
         announce=announce,
         exclusion_rounds=config.exclusion_rounds,
         session=secure.session if secure else "",
-        fewest=config.secagg.fewest_nodes if secure else lambda num_nodes: 1,
+        fewest=config.secagg.fewest_nodes if secure else config.robust.fewest_nodes,
         num_nodes=None if config.num_nodes == "auto" else config.num_nodes,
     )
 

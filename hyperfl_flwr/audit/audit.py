@@ -134,6 +134,9 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         "audit.clients": ",".join(map(str, range(number))) if METHODS[str(settings["method"])].uploads else "",
         "audit.rounds": "all",
         "secagg.enabled": False,  # single uploads are recorded, and summed for the attacks
+        "robust.reduction": "mean",  # what clients upload does not depend on it
+        "robust.byzantine": "auto",
+        "robust.norm-bound": "auto",
     }
     config = resolved(RunConfig.from_flat(attacked))
     use_weights(config.lpm.weights)

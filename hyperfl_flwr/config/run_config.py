@@ -19,6 +19,7 @@ from hyperfl_flwr.config.nodes import NodesConfig
 from hyperfl_flwr.config.pretrained import LpmConfig
 from hyperfl_flwr.config.privacy import PrivacyConfig, RecordPrivacyConfig
 from hyperfl_flwr.config.refusals import explain
+from hyperfl_flwr.config.robust import RobustConfig
 from hyperfl_flwr.config.sections import AuditConfig, NovelConfig, PersonalizeConfig
 from hyperfl_flwr.config.secure_sums import SecureSumConfig
 from hyperfl_flwr.config.table import default_settings
@@ -48,6 +49,7 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
     privacy: PrivacyConfig
     secagg: SecureSumConfig
     adversary: AdversaryConfig
+    robust: RobustConfig
     audit: AuditConfig
 
     @classmethod

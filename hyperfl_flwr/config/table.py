@@ -12,6 +12,7 @@ from hyperfl_flwr.config.general import FederationConfig, LocalTrainingConfig, M
 from hyperfl_flwr.config.nodes import NodesConfig
 from hyperfl_flwr.config.pretrained import LpmConfig
 from hyperfl_flwr.config.privacy import PrivacyConfig, RecordPrivacyConfig
+from hyperfl_flwr.config.robust import RobustConfig
 from hyperfl_flwr.config.sections import AuditConfig, NovelConfig, PersonalizeConfig
 from hyperfl_flwr.config.secure_sums import SecureSumConfig
 from hyperfl_flwr.core.setting_types import Scalar
@@ -31,6 +32,7 @@ DOTTED: Sequence[type[Section]] = (
     PrivacyConfig,
     SecureSumConfig,
     AdversaryConfig,
+    RobustConfig,
     AuditConfig,
 )
 """Sections of dotted settings that do not belong to a method."""

@@ -15,6 +15,7 @@ from hyperfl_flwr.app.joining import open_joinable
 from hyperfl_flwr.app.methods import check_run, check_secure_sum, client_of, strategy_of
 from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.app.robust_reductions import check_enough_nodes, check_robust
 from hyperfl_flwr.app.secure_sums import check_nodes
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
@@ -24,8 +25,8 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
 from hyperfl_flwr.launch.cluster import Cluster
 from hyperfl_flwr.launch.engine_choice import chosen_engine
+from hyperfl_flwr.launch.node_numbers import check_given_nodes, suitable_for_reduction
 from hyperfl_flwr.launch.plans import AUTO, IN_PROCESS, RAY, Plan, SimulationPlan
-from hyperfl_flwr.launch.secure_nodes import check_given_nodes, suitable_for_sums
 from hyperfl_flwr.launch.settings import check_resume, requested, without_effect
 from hyperfl_flwr.launch.sizing import Machine, suitable_nodes, suitable_threads
 from hyperfl_flwr.launch.warnings import leak_warnings
@@ -43,7 +44,7 @@ def plan(
     Args:
         changes: Settings that differ from the defaults or, if `resume` is one of them, from the resumed run's.
         num_nodes: Number of simulated nodes P; None for a number that suits the machine
-            (`hyperfl_flwr.launch.sizing`), or that of the resumed run.
+            (`hyperfl_flwr.launch.sizing`), with a robust rule the number of clients, or that of the resumed run.
         engine: `RAY`, `IN_PROCESS`, or `AUTO` for the one that is likely to end sooner.
         cluster: The Ray cluster on which the nodes train; None for this machine.
 
@@ -115,15 +116,13 @@ def _laid_out(
         engine = RAY if cluster else chosen_engine(resolved(config), data, shared_bytes, machine)
     if num_nodes is not None:
         check_given_nodes(config, num_nodes)
-    elif config.adversary.attack != "none":
-        num_nodes = config.num_clients  # as in a deployment: which clients lie must not depend on the machine
     elif engine == IN_PROCESS:
-        num_nodes = suitable_for_sums(config, 1)
+        num_nodes = suitable_for_reduction(config, 1)
     else:
         # The choice is for a usual round, which trains a sample of the clients; the last round trains all of them.
         clients = max(1, round(config.fraction_train * config.num_clients))
         threads = 1 if config.threads == "auto" else config.threads
-        num_nodes = suitable_for_sums(config, suitable_nodes(machine, clients, shared_bytes, threads))
+        num_nodes = suitable_for_reduction(config, suitable_nodes(machine, clients, shared_bytes, threads))
     config.adversary.lying_nodes(config.seed, num_nodes)  # raises if they are none, or all
     if config.threads != "auto":
         threads = config.threads
@@ -220,7 +219,9 @@ def plan_deployed(num_nodes: int, changes: Mapping[str, Scalar]) -> Plan:
             f"lower min-nodes, or set it to auto"
         )
     check_secure_sum(config)
+    check_robust(config, client_of, strategy_of)
     check_nodes(config, chosen, chosen)
+    check_enough_nodes(config, min(chosen, config.num_clients))
     warnings = [
         *without_effect(changes, config.method),
         *strategy_of(config.method).warnings(resolved(config)),

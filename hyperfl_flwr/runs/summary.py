@@ -30,6 +30,9 @@ OF_SINGLE_CLIENTS = frozenset(
 )  # fmt: skip
 """Numbers of a summary that are None in a run with secure sums; deviation and interval only in one of few clients."""
 
+FEWEST_SHARES = 5
+"""Number of nodes in the list of those that counted least in a robust reduction."""
+
 FALLEN = 0.01
 """Least fall of a mean accuracy since its best round that is worth a warning, a share."""
 
@@ -115,6 +118,7 @@ def summarise(path: Path) -> dict[str, Any]:
         "peak_memory_mb": max(record["peak_memory_mb"] for record in rounds),
         "privacy": PrivacyStatement.of(path, manifest).entry(),
         **(_opening_costs(rounds) if is_secure else {}),
+        **_node_shares(rounds),
         **flat_means(read_novel(path)),
         **(matrix.entries() if (matrix := CrossSite.read(path)) else {}),
     }
@@ -166,6 +170,12 @@ def fall_text(summary: Mapping[str, Any]) -> str:
         f"and has fallen to {task.text(last)}; a smaller num-rounds or learning-rate may be better, or keep = best, "
         f"which chooses the round on validation data (data.validation-fraction)"
     )
+
+
+def shares_text(summary: Mapping[str, Any]) -> str:
+    """Return the nodes that counted least in a robust reduction, with their mean shares; empty if these are unknown."""
+    least = sorted(summary.get("node_shares", {}).items(), key=lambda item: float(item[1]))[:FEWEST_SHARES]
+    return ", ".join(f"node {node} ({share:.2g})" for node, share in least)
 
 
 def target_text(target: float, summary: Mapping[str, Any]) -> str:
@@ -234,6 +244,16 @@ def _opening_costs(rounds: Sequence[Record]) -> dict[str, Any]:
         "unmask_seconds_per_round": _median(opened, "unmask_seconds") if opened else None,
         "saturated": sum(record["saturated"] for record in opened),
     }
+
+
+def _node_shares(rounds: Sequence[Record]) -> dict[str, Any]:
+    """Return how much each node counted in a robust reduction, its mean over the rounds; nothing if none says so."""
+    found: dict[str, list[float]] = {}
+    for record in rounds:
+        for node, share in record.get("node_shares", {}).items():
+            found.setdefault(node, []).append(share)
+    means = {node: statistics.fmean(shares) for node, shares in sorted(found.items(), key=lambda item: int(item[0]))}
+    return {"node_shares": means} if means else {}
 
 
 def _client_state_bytes(path: Path, *, is_simulated: bool) -> int | None:

@@ -156,6 +156,7 @@ class BaseStrategy(Hooks, Strategy):
                 received=select(self._current, self.context.reductions, lambda each: each.is_summed),
                 per_client=self._sent_alone(clients),
                 rounding=rounding,
+                num_nodes=len({node.id for node, _ in requests}),
             )
         if isinstance(self._step, UnsentStep):
             requests = []

@@ -68,6 +68,17 @@ class Hooks:
         """
 
     @classmethod
+    def check_robust(cls, config: RunConfig) -> None:
+        """Refuse robust rules that do not protect what the method does with its means.
+
+        Args:
+            config: The run's settings, with another `robust.reduction` than `mean`; all shared groups are averaged.
+
+        Raises:
+            hyperfl_flwr.core.errors.ConfigError: Naming the setting, the reason, and what to do instead.
+        """
+
+    @classmethod
     def warnings(cls, config: RunConfig) -> Sequence[str]:
         """Return warnings about a run's settings, shown before the first round.
 

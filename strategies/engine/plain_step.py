@@ -12,6 +12,7 @@ from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
 from hyperfl_flwr.server.handshake import Node
 from strategies.engine import client_privacy
 from strategies.engine.context import ServerContext
+from strategies.engine.node_means import NodeMeans
 from strategies.engine.observations import record_observation
 from strategies.engine.replies import read_report, read_training
 from strategies.engine.reply_bounds import Bounds, refuse_impossible_numbers
@@ -43,6 +44,7 @@ class PlainStep:
         received: The arrays that all clients of the step are sent, of groups that are summed.
         per_client: The arrays that each client is sent and sends back alone.
         rounding: Arguments of `ReproducibleSum` for the clients of the step.
+        num_nodes: Number of nodes that are asked.
 
     Attributes:
         crowd: Least number of clients in what the server sees.
@@ -59,10 +61,14 @@ class PlainStep:
         received: SharedArrays,
         per_client: Mapping[int, SharedArrays],
         rounding: Mapping[str, int],
+        num_nodes: int,
     ) -> None:
         self._context, self._round, self._trains = context, server_round, trains
         self._received, self._per_client_sent = received, per_client
         self._total = ReproducibleSum(received, context.reductions, **rounding)
+        self._nodes: NodeMeans | None = None
+        if trains and context.config.robust.is_robust:
+            self._nodes = NodeMeans(context.config.robust, received, context.reductions, rounding, num_nodes)
         self._per_client: dict[int, SharedArrays] = {}
         self._score = TASKS[context.config.task].score
         self._bounds = Bounds(
@@ -109,19 +115,35 @@ class PlainStep:
             received = self._received | dict(self._per_client_sent.get(clients[0], {}))
             record_observation(reply, received, self._round, Path(self._context.run_directory))
         self._per_client |= reply.per_client
-        reply.add_to(self._total)
+        if self._nodes is None:
+            reply.add_to(self._total)
+        else:
+            self._nodes.add(node, reply)
 
     def close(self, outcome: Outcome) -> Reduced:
         """Divide the sums once; the result is bitwise independent of which node hosts which client.
 
-        With `privacy.noise = server`, the noise is added before.
+        With `privacy.noise = server`, the noise is added before. With a robust rule (`robust.reduction`), each node
+        counts as one, and the hosting has an effect; if too few have replied, no client has finished.
         """
+        if self._nodes is not None:
+            return self._reduced_by_node(self._nodes, outcome)
         num_examples = sum(result.num_examples for result in outcome.results)
         return Reduced(
             means=self._means(num_examples, len(outcome.results)),
             per_client=dict(sorted(self._per_client.items())),
             num_examples=num_examples,
         )
+
+    def _reduced_by_node(self, nodes: NodeMeans, outcome: Outcome) -> Reduced:
+        if not outcome.finished:
+            return Reduced()
+        try:
+            means, outcome.node_shares = nodes.reduced()
+        except ValueError as error:
+            outcome.fail_finished(str(error))
+            return Reduced()
+        return Reduced(means=means, num_examples=sum(result.num_examples for result in outcome.results))
 
     def _means(self, num_examples: int, num_clients: int) -> SharedArrays:
         if not (num_clients and self._trains and client_privacy.adds_noise(self._context)):

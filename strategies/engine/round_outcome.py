@@ -1,7 +1,7 @@
 """Results, failures and byte counts of one train or evaluate phase of a round."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -51,6 +51,8 @@ class Outcome:
         bytes_up: Payload that one client sends to the server, in bytes.
         bytes_on_wire: Serialised size of all messages and replies between the server and its nodes, in bytes.
         processes: Peak memory in bytes of the other processes that ran clients, by machine and process id.
+        node_shares: How much each node counts in a robust reduction, by its number, 1 for an equal share; empty without
+            one, and where it decides about each parameter by itself.
     """
 
     finished: list[int] = field(default_factory=list)
@@ -66,6 +68,7 @@ class Outcome:
     bytes_up: int = 0
     bytes_on_wire: int = 0
     processes: dict[str, int] = field(default_factory=dict)
+    node_shares: Mapping[int, float] = field(default_factory=dict)
 
     def add(self, node: int, report: Report, *, is_deployed: bool = False) -> None:
         """Add the report of a node.
@@ -104,10 +107,10 @@ class Outcome:
         self.finished = sorted([*self.finished, *finished])
         self.fail(failed, "it did not finish; the log of its node says why")
 
-    def fail_unopened(self, reason: str) -> None:
-        """Record that the sum over the clients that finished was not opened, so that they do not count."""
-        self.fail(self.finished, f"the secure sum was not opened: {reason}")
-        self.finished = []
+    def fail_finished(self, reason: str) -> None:
+        """Record that the uploads of the clients that finished could not be reduced, so that they do not count."""
+        self.fail(self.finished, reason)
+        self.finished, self.results = [], []
 
     def means(self) -> dict[str, float]:
         """Return the unweighted mean over clients of each metric; a client without a metric is left out of its mean."""

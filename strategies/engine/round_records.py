@@ -105,6 +105,12 @@ def asked(outcome: Outcome, config: RunConfig, server_round: int) -> int:
     return len(outcome.finished) + len(outcome.failures) + len(missed)
 
 
+def _shares_of(outcome: Outcome) -> Record:
+    """Return how much each node counted in a robust reduction, by its number; empty if that is not known."""
+    shares = {str(node): share for node, share in outcome.node_shares.items()}
+    return {"node_shares": shares} if shares else {}
+
+
 def _lost(outcome: Outcome) -> list[int]:
     """Return the clients on nodes that went away during the round."""
     return [client for clients in outcome.away.values() for client in clients]
@@ -136,6 +142,7 @@ def training_records(
         **(errors_of(outcome, population, drop="aggregate-") if is_drawn else {}),
         "seconds": seconds,
         **seconds_of(outcome),
+        **_shares_of(outcome),
         "bytes_down_per_client": outcome.bytes_down,
         "bytes_up_per_client": outcome.bytes_up,
         "bytes_on_wire": outcome.bytes_on_wire,

@@ -207,7 +207,7 @@ class SecureStep:
                 noise = client_privacy.noise_of_means(self._context.config, len(self._requests), tally.clients)
                 replace(self._bounds, noise=noise).check_means(means, tally.clients)
         except ValueError as error:
-            outcome.fail_unopened(str(error))
+            outcome.fail_finished(f"the secure sum was not opened: {error}")
             return Reduced()
         outcome.tally, outcome.unmask_seconds = tally, time.perf_counter() - began
         server_round = self._opening.step.header.round

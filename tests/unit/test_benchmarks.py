@@ -6,6 +6,7 @@ import mmap
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hyperfl_flwr.protocol.arrays import pack_arrays
@@ -130,3 +131,14 @@ def test_costs_of_many_clients():
     assert 30 < cost.entries <= 41  # with the record of what uploads release
     assert cost.state > 30 * 43_600 * 4  # the generated weights
     assert cost.manifest < 100_000
+
+
+def test_the_robust_rules_are_measured(capsys):
+    """Five nodes with FedAvg's model: a row for each rule, which allocates at least its result."""
+    robust_rules = importlib.import_module("benchmarks.robust_rules")
+    robust_rules.main(["--nodes", "5", "--method", "fedavg"])
+    head, *table = capsys.readouterr().out.splitlines()
+    assert head.startswith("5 nodes with ")
+    assert [line.split()[1] for line in table[3:]] == list(robust_rules.RULES)
+    sent = {"a": np.zeros(1000, np.float32)}
+    assert robust_rules.measured("median", sent, robust_rules.drawn_nodes(sent, 3))[1] >= 4000

@@ -1,21 +1,30 @@
-"""Choose the number of simulated nodes for runs with secure sums, which need several nodes."""
+"""Choose the number of simulated nodes for runs in which it matters: secure sums, robust reductions, nodes that lie."""
 
+from hyperfl_flwr.app.robust_reductions import check_enough_nodes
 from hyperfl_flwr.app.secure_sums import check_nodes
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.protocol import hosting
 from hyperfl_flwr.protocol.secure_sums.thresholds import MOST_NODES
 
 
-def suitable_for_sums(config: RunConfig, num_nodes: int) -> int:
+def suitable_for_reduction(config: RunConfig, num_nodes: int) -> int:
     """Return the number of nodes that is next to a suitable one and allows the run's sums to be secure.
 
+    With a robust reduction or nodes that lie it is the number of clients, whatever suits the machine: how much each
+    client counts, and which lie, must not depend on it.
+
     Args:
-        config: The run's settings; without secure sums, any number is allowed.
+        config: The run's settings; with the method's mean in the clear, any number is allowed.
         num_nodes: A suitable number of nodes.
 
     Raises:
-        ConfigError: If no number of nodes allows secure sums of so few clients.
+        ConfigError: If no number of nodes allows secure sums of so few clients, or they are too few for the rule.
     """
+    if config.robust.is_robust or config.adversary.attack != "none":
+        num_nodes = min(config.num_clients, hosting.MOST_NODES)
+        check_enough_nodes(config, num_nodes)
+        return num_nodes
     if not config.secagg.enabled:
         return num_nodes
     allowed = _allowed(config)
@@ -23,11 +32,12 @@ def suitable_for_sums(config: RunConfig, num_nodes: int) -> int:
 
 
 def check_given_nodes(config: RunConfig, num_nodes: int) -> None:
-    """Refuse a given number of nodes that does not allow the run's sums to be secure.
+    """Refuse a given number of nodes that does not allow the run's sums to be secure, or its rule to hold.
 
     Raises:
         ConfigError: With the numbers that do.
     """
+    check_enough_nodes(config, num_nodes)
     try:
         check_nodes(config, num_nodes, num_nodes)
     except ConfigError as error:
