@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clients.engine.node_checks import NodeChecks
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.data.digests import Digests
@@ -46,6 +47,7 @@ class ClientContext:
         keeps_evaluations: Whether the results of evaluations are kept on the node's disk, with those of single classes.
         own_statistics: Whether `mean` and `std` are those of this client's own samples.
         budget: The record of what the client's uploads spend of its privacy budget; None to record nothing.
+        checks: What the node's owner checks before the client answers; None for nothing.
     """
 
     config: RunConfig
@@ -66,6 +68,7 @@ class ClientContext:
     keeps_evaluations: bool = False
     own_statistics: bool = False
     budget: PrivacyBudget | None = None
+    checks: NodeChecks | None = None
 
 
 def client_setting(
