@@ -41,6 +41,11 @@ SHORT: Mapping[str, Scalar] = {
 OF_METHOD: Mapping[str, Mapping[str, Scalar]] = {"fedbn": {"target": "resnet18", "local-epochs": 1}}
 """Settings that a method needs."""
 
+LIMITS: Mapping[Statistic, float] = {
+    statistic: getattr(NodeConfig(), f"max_{statistic.replace('-', '_')}") for statistic in STATISTICS
+}
+"""The default limits of a node."""
+
 Largest = dict[Statistic, float]
 
 
@@ -123,9 +128,8 @@ def _measured(network: nn.Module, images: Tensor, labels: Tensor, last: Received
 
 def _row(name: str, values: Mapping[Statistic, float]) -> str:
     """Return a row of a table; values above the default limits are bold."""
-    limits = {each: getattr(NodeConfig(), f"max_{each.replace('-', '_')}") for each in STATISTICS}
     shown = {each: f"{values[each]:.2f}" for each in STATISTICS if each in values}
-    cells = [f"**{shown[each]}**" if values.get(each, 0) > limits[each] else shown.get(each, "") for each in STATISTICS]
+    cells = [f"**{shown[each]}**" if values.get(each, 0) > LIMITS[each] else shown.get(each, "") for each in STATISTICS]
     return f"| {name} | {' | '.join(cells)} |"
 
 
