@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from federations import Call
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
 from torch.nn.utils import parameters_to_vector
 
@@ -113,7 +114,7 @@ def forged_hypernetwork(received: SharedArrays) -> SharedArrays:
 
 @pytest.mark.parametrize(("method", "forge"), [("fedavg", forged_model), ("hyperfl", forged_hypernetwork)])
 def test_a_forged_network_is_refused_and_only_the_owner_learns_why(
-    method: str, forge: Forge, make_settings: MakeSettings, tmp_path: Path
+    method: str, forge: Forge, make_settings: MakeSettings, tmp_path: Path, call: Call
 ) -> None:
     """In round 2 nothing is trained; the bins are found in what a hypernetwork generates, too."""
     state = tmp_path / "state"
@@ -134,6 +135,8 @@ def test_a_forged_network_is_refused_and_only_the_owner_learns_why(
             )
     names = {path.name for path in state.rglob("received-*")}
     assert names == {"received-000001.npz"}  # what is refused is not remembered
+    _, printed, _ = call("ledger", state)
+    assert "  found  train  round 2  0 bytes\n    round 2: client 0: check-" in printed
     assert "check-nested" in write_ledger(tmp_path / "page.html", runs_of(state)[0], [], received=False).read_text()
 
 
