@@ -160,7 +160,7 @@ class NodeKeys(Section):
     )
     check_loss_jump: Check = setting("warn", "What to do about `max-loss-jump`.")
     max_loss_jump: NonNegativeFloat = setting(
-        2.0,
+        5.0,
         "Largest rise of the received network's loss on the client's samples since the last round, as a multiple of "
         "the loss of a network that returns 0.",
     )
