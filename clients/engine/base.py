@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from clients.engine.body_cohort import BodyCohort
+from clients.engine.checked_network import CheckedNetwork
 from clients.engine.cohort_training import CohortTraining
 from clients.engine.context import ClientContext, keep_model
 from clients.engine.local_evaluation import LocalEvaluation
@@ -54,7 +55,7 @@ class BegunRound:
     at: float = field(default_factory=time.perf_counter)
 
 
-class BaseClient(LocalEvaluation, ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
+class BaseClient(LocalEvaluation, ReportedMetrics, LocalTraining, ProtectedUpload, CheckedNetwork, NumPyClient):
     """A client whose model is a set of parameter groups, some shared with the server, some private.
 
     A method's client declares its groups, builds a module for each, and trains them. By default the groups are the
@@ -144,7 +145,7 @@ class BaseClient(LocalEvaluation, ReportedMetrics, LocalTraining, ProtectedUploa
             ValueError: If the arrays do not fit the client's model.
             FloatingPointError: If a private parameter is not finite after training.
             StateError: If the private state cannot be read.
-            RefusalError: If the owner's privacy budget does not allow the upload.
+            RefusalError: If the owner's privacy budget does not allow the upload, or a check the received model.
         """
         begun = self.begin(parameters, config)
         arrays, num_examples, metrics = self.end(begun, self.train(begun.rng))
@@ -156,6 +157,7 @@ class BaseClient(LocalEvaluation, ReportedMetrics, LocalTraining, ProtectedUploa
         began = time.perf_counter()
         self.round, self.version = config["round"], config["version"]
         self._load(self._named(parameters), self.version)
+        self.check_received()
         release = self.release()
         if context.budget is not None and self.uploaded_groups():
             # Before training: a process that is killed has spent it, too.

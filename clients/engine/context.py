@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clients.engine.node_checks import NodeChecks
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.data.digests import Digests
@@ -48,6 +49,7 @@ class ClientContext:
         own_statistics: Whether `mean` and `std` are those of this client's own samples.
         budget: The record of what the client's uploads spend of its privacy budget; None to record nothing.
         trigger: The trigger of a backdoor, of which the success is measured; None without a backdoor.
+        checks: What the node's owner checks before the client answers; None for nothing.
     """
 
     config: RunConfig
@@ -69,6 +71,7 @@ class ClientContext:
     own_statistics: bool = False
     budget: PrivacyBudget | None = None
     trigger: Trigger | None = None
+    checks: NodeChecks | None = None
 
 
 def client_setting(

@@ -23,7 +23,7 @@ from hyperfl_flwr.core.errors import ConfigError, RefusalError, for_others
 from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.node.ledger import Ledger
-from hyperfl_flwr.node.ledger_app import LedgerApp, LedgerHandle
+from hyperfl_flwr.node.ledger_app import LedgerApp, LedgerHandle, finding_recorder
 from hyperfl_flwr.node.private_state import state_folder
 from hyperfl_flwr.node.secure_sums import release_shares
 from hyperfl_flwr.protocol.in_step import wait_for_the_other
@@ -126,13 +126,19 @@ def _with_line(
 
     began, found = time.perf_counter(), _node_app(context, node)
     request = Request.of(message.content)
-    reply = work(found.cohort(request), message)
+    reply = work(_cohort(found, message, context), message)
     if not found.simulated:
         try:
             log(INFO, "%s", round_line(found.states(request), message, reply, time.perf_counter() - began))
         except Exception as error:  # noqa: BLE001 - a line of the log must not decide about the reply
             log(WARNING, "round %d: there is no line about it", request.round, exc_info=error)
     return reply
+
+
+def _cohort(found: "NodeApp", message: Message, context: Context) -> "Cohort":
+    """Return the clients that a message is for; what the owner's checks find in it is recorded in the ledger."""
+    note = finding_recorder(ledger_for(message, context), message, context)
+    return found.cohort(Request.of(message.content), note)
 
 
 def _node_app(context: Context, node: NodeConfig) -> "NodeApp":
@@ -163,7 +169,7 @@ def answer(message: Message, context: Context, node: NodeConfig) -> Message:
 
     if novel := NovelNode.of(node):
         return novel.answer(message)
-    return adapter.answer(_node_app(context, node).cohort(Request.of(message.content)), message)
+    return adapter.answer(_cohort(_node_app(context, node), message, context), message)
 
 
 for query in QUERIES:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from logging import WARNING
@@ -20,6 +20,7 @@ from hyperfl_flwr.app.adversary import adversary_problem
 from hyperfl_flwr.app.budget import budget_of, refuse_own_as_public, refuse_unbounded
 from hyperfl_flwr.app.methods import check_privacy, client_of
 from hyperfl_flwr.app.network_checks import check_cross_site
+from hyperfl_flwr.app.owners_checks import checks_of
 from hyperfl_flwr.app.place import place_in
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.secure import secure_node
@@ -112,8 +113,12 @@ class NodeApp:
         refuse_own_statistics(own_statistics=data.dataset.own_statistics and self.config.dp.epsilon > 0)
         return data
 
-    def cohort(self, request: Request) -> adapter.Cohort:
+    def cohort(self, request: Request, note: Callable[[str], None]) -> adapter.Cohort:
         """Return the cohort that trains or evaluates the clients of a request.
+
+        Args:
+            request: The request.
+            note: Writes what a check of the node's owner has found to the node's ledger.
 
         Raises:
             RefusalError: If this node does not host one of the clients, or the run's `dp.*` or `privacy.*` do not hold.
@@ -138,9 +143,12 @@ class NodeApp:
             setting = client_setting(self.config.of_client(client), data, client, self.device, state, key)
             budget = budget_of(self.node, record, request.experiment, client) if keeps_record else None
             setting = replace(setting, round=request.round, budget=budget, keeps_evaluations=not self.simulated)
+            setting = replace(setting, checks=checks_of(self.node, note))
             if self.keeps_model:
                 setting = replace(setting, keeps_model=True, trained_on=partial(data.train_digests, client))
-            return client_class(with_adversary(setting, lies=self.lies))
+            made = client_class(with_adversary(setting, lies=self.lies))
+            made.require_size()
+            return made
 
         return adapter.Cohort(
             make_client=make_client,

@@ -71,7 +71,7 @@ def _print_run(run: RunLedger, *, received: bool) -> None:
     name = f"run {run.experiment}" if run.experiment else "no run: handshakes that no run followed"
     out.print(f"{name} ({', '.join(run.methods)})", markup=False)
     for entry in run.entries:
-        if received or entry.direction == "out":
+        if received or entry.direction != "in":
             _print_entry(entry)
     _print_arrays(run, received=received)
     _print_totals(run)
@@ -79,14 +79,15 @@ def _print_run(run: RunLedger, *, received: bool) -> None:
 
 
 def _print_entry(entry: LedgerEntry) -> None:
-    from hyperfl_flwr.deploy.ledger_view import content_of, phase_of
+    from hyperfl_flwr.deploy.ledger_view import content_of, event_of, phase_of
 
-    sent = "sent" if entry.direction == "out" else "received"
-    _say(f"{entry.time}  {sent}  {entry.kind}  {phase_of(entry)}  {entry.bytes} bytes")
+    _say(f"{entry.time}  {event_of(entry)}  {entry.kind}  {phase_of(entry)}  {entry.bytes} bytes")
     for record in entry.records:
         _say(f"    {record.name}: {content_of(record)}")
     if entry.error:
         _say(f"    error: {entry.error}")
+    if entry.finding:
+        _say(f"    {entry.finding}")
 
 
 def _print_arrays(run: RunLedger, *, received: bool) -> None:

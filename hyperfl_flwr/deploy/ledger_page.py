@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyperfl_flwr.deploy.ledger_view import RunLedger, content_of, phase_of
+from hyperfl_flwr.deploy.ledger_view import RunLedger, content_of, event_of, phase_of
 from hyperfl_flwr.node.ledger import LedgerEntry
 from hyperfl_flwr.pages.render import write_page
 
@@ -42,7 +42,7 @@ class Section:
                 for (direction, _, array), times in run.arrays().items()
                 if received or direction == "out"
             ],
-            messages=[_message(entry) for entry in run.entries if received or entry.direction == "out"],
+            messages=[_message(entry) for entry in run.entries if received or entry.direction != "in"],
         )
 
     def passed(self, direction: str) -> list[int]:
@@ -68,7 +68,8 @@ def write_ledger(file: Path, runs: Iterable[RunLedger], damaged: Sequence[int], 
 
 
 def _message(entry: LedgerEntry) -> tuple[str, str, list[str]]:
-    sent = "sent" if entry.direction == "out" else "received"
     parts = [f"{record.name}: {content_of(record)}" for record in entry.records]
     error = [f"error: {entry.error}"] if entry.error else []
-    return f"{sent}: {entry.kind}, {phase_of(entry)}", f"{entry.time}, {entry.bytes:,} bytes", [*parts, *error]
+    finding = [entry.finding] if entry.finding else []
+    heading = f"{event_of(entry)}: {entry.kind}, {phase_of(entry)}"
+    return heading, f"{entry.time}, {entry.bytes:,} bytes", [*parts, *error, *finding]

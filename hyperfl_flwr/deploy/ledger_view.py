@@ -55,6 +55,11 @@ class RunLedger:
         sent = [entry for entry in self.entries if (entry.direction, entry.kind) == ("out", SEND_MODEL)]
         return any(record.arrays for entry in sent for record in entry.records)
 
+    @property
+    def findings(self) -> list[str]:
+        """What the checks of the node's owner have found in received messages."""
+        return [entry.finding for entry in self.entries if entry.direction == "check"]
+
     def totals(self) -> dict[str, tuple[int, int]]:
         """Return bytes sent and bytes received, by group of arrays and by record of numbers and texts.
 
@@ -91,6 +96,11 @@ def _parts(entry: LedgerEntry) -> Iterable[tuple[str, int]]:
         yield "layout", record.bytes - sum(array.bytes for array in record.arrays)
     if entry.error:
         yield "error texts", entry.bytes
+
+
+def event_of(entry: LedgerEntry) -> str:
+    """Describe in one word what an entry records."""
+    return {"in": "received", "out": "sent", "check": "found"}[entry.direction]
 
 
 def phase_of(entry: LedgerEntry) -> str:

@@ -1,7 +1,8 @@
 """The node's ledger: a record of every incoming and outgoing message with names, shapes and sizes, but no arrays.
 
 `ledger.jsonl` in the node's state folder has one line of JSON per message. The line is on disk before the message is
-processed or sent. No line is ever removed; a resumed run repeats rounds, and its ledger holds both passes.
+processed or sent. No line is ever removed; a resumed run repeats rounds, and its ledger holds both passes. Between a
+message and its reply there is a line for each finding of the owner's checks (`clients.engine.node_checks`).
 """
 
 import json
@@ -22,7 +23,8 @@ from hyperfl_flwr.protocol.sizes import record_bytes
 
 LEDGER = "ledger.jsonl"
 
-Direction = Literal["in", "out"]
+Direction = Literal["in", "out", "check"]
+"""Whether a message came in or left, or a check has found something in one that came in."""
 
 LONGEST_VALUE = MAX_REASON
 """Maximum length of a value that is recorded in full, in characters of JSON; reasons always fit."""
@@ -72,11 +74,11 @@ class RecordEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerEntry:
-    """Ledger entry of one message.
+    """Ledger entry of one message, or of what a check of the node's owner has found in it.
 
     Attributes:
         time: Time of the entry, UTC, ISO 8601.
-        direction: `in` or `out`.
+        direction: `in`, `out` or `check`.
         kind: Flower's type of the message: `query.hello`, `train`, `evaluate`, ...
         flower_run: Flower's number of the run.
         node: Number of the node; -1 if its owner has not set one.
@@ -87,6 +89,7 @@ class LedgerEntry:
         error: Text of an error reply; empty for other messages.
         private: Groups of parameters that must not leave the node, of a method of the user's own; None where the
             method's name says it, or if its code could not be imported.
+        finding: What a check has found; it is in no message.
     """
 
     time: str
@@ -100,6 +103,7 @@ class LedgerEntry:
     records: Sequence[RecordEntry] = ()
     error: str = ""
     private: Sequence[str] | None = None
+    finding: str = ""
 
     @property
     def bytes(self) -> int:
@@ -127,8 +131,10 @@ class Origin:
     private: Sequence[str] | None
     request: RecordDict
 
-    def entry(self, direction: Direction, content: RecordDict | None, error: str = "") -> LedgerEntry:
-        """Return the ledger entry of a message with the given content or error.
+    def entry(
+        self, direction: Direction, content: RecordDict | None, error: str = "", finding: str = ""
+    ) -> LedgerEntry:
+        """Return the ledger entry of a message with the given content or error, or of a check's finding.
 
         The content is untrusted: missing or invalid fields are recorded with default values, never refused.
         """
@@ -147,6 +153,7 @@ class Origin:
             records=[_record(name, record) for name, record in (content or {}).items()],
             error=error,
             private=self.private,
+            finding=finding,
         )
 
 

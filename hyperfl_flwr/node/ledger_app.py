@@ -88,6 +88,20 @@ class LedgerApp(ClientApp):
             return _error(message, f"{type(error).__name__}: {error}" if handle.send_details else for_others(error))
 
 
+def finding_recorder(handle: LedgerHandle | None, message: Message, context: Context) -> Callable[[str], None]:
+    """Return a function that records what a check of the node's owner has found in a message.
+
+    Args:
+        handle: Settings of the recording; None to record nothing.
+        message: The message.
+        context: The node's context.
+    """
+    if handle is None:
+        return lambda _: None
+    origin, ledger = _origin(message, context, handle), handle.ledger
+    return lambda finding: ledger.append(origin.entry("check", None, finding=finding))
+
+
 def private_arrays(entry: LedgerEntry, private: Collection[str]) -> list[str]:
     """Return the names of a message's arrays that belong to one of the private groups."""
     names = [(record.name, array.name) for record in entry.records for array in record.arrays]

@@ -326,7 +326,7 @@ def member_of(run, client=0):
         round=2, experiment=manifest["experiment"], run_directory=str(run), clients=[client], versions=[0],
         kept_versions=[0],
     )  # fmt: skip
-    return NodeApp(config, manifest["settings"]).cohort(request).make_client(client)
+    return NodeApp(config, manifest["settings"]).cohort(request, lambda _: None).make_client(client)
 
 
 class TestScoring:

@@ -93,6 +93,20 @@ def test_the_node_reads_at_run_time_what_was_checked(tmp_path: Path) -> None:
         secure-sum-only = true
         max-epsilon = 4
         max-epsilon-delta = 1e-6
+        check-change = "off"
+        max-change = 2
+        check-duplicates = "refuse"
+        max-duplicates = 0.25
+        check-dead = "off"
+        max-dead = 0.25
+        check-nested = "refuse"
+        max-nested = 0.25
+        check-rare = "off"
+        max-rare = 0.25
+        check-loss-jump = "refuse"
+        max-loss-jump = 1
+        min-samples = 20
+        min-steps = 5
         novel-data = "scans"
         novel-output = "~/out"
         novel-epsilon = 10
@@ -143,7 +157,9 @@ def test_all_that_is_wrong_is_told_together(tmp_path: Path) -> None:
         "  - novel-epsilon must be greater than 0; got 0",
         "  - qqqq is unknown; known are data, data-root, group-by, lpm-weights, device, threads, worker, state-dir, "
         "keep-model, cross-site, max-message-mb, mixing-key-file, min-cohort, max-colluding, peers-file, "
-        "identity-key-file, secure-sum-only, max-epsilon, max-epsilon-delta, novel-data, novel-output, "
+        "identity-key-file, secure-sum-only, max-epsilon, max-epsilon-delta, check-change, max-change, "
+        "check-duplicates, max-duplicates, check-dead, max-dead, check-nested, max-nested, check-rare, max-rare, "
+        "check-loss-jump, max-loss-jump, min-samples, min-steps, novel-data, novel-output, "
         "novel-epsilon, novel-delta, join-data",
         "  - threads must be 'auto' or must be greater than 0; got 0",
     ]

@@ -1,0 +1,98 @@
+"""Check the network that a client has received before it is trained, see `hyperfl_flwr.privacy.received_network`."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from clients.engine.client_model import ClientModel
+from clients.engine.parameter_groups import ParameterGroups
+from hyperfl_flwr.core.storage import Arrays
+from hyperfl_flwr.node.received_models import ReceivedModels
+from hyperfl_flwr.privacy.received_network import Measured, ReceivedNetwork, measured_network
+from hyperfl_flwr.training.public_training import LocalSteps
+
+MOST_SAMPLES = 200
+"""Largest number of training samples that the received network is run on; of more, some at equal distances."""
+
+
+class CheckedNetwork(ParameterGroups, ClientModel):
+    """Checks what the server asks of a client, by the rules of the node's owner; without rules it does nothing.
+
+    Attributes:
+        round: The federated round that is trained.
+    """
+
+    round: int
+
+    @property
+    def steps(self) -> LocalSteps:
+        """The local steps that train the shared parameters."""
+        raise NotImplementedError
+
+    def require_size(self) -> None:
+        """Refuse to answer with fewer training samples or local steps than the owner allows; novel clients have none.
+
+        Raises:
+            RefusalError: Naming the check to the owner, but not to the server.
+        """
+        context = self.context
+        if context.checks is not None and context.client < context.config.num_clients:
+            samples = len(context.data.train_labels)
+            context.checks.require_size(self._who(context.round), samples, self.steps.num_steps(samples))
+
+    def check_received(self) -> None:
+        """Compare the received network with the owner's rules, and keep it for the next round unless it is refused.
+
+        It is `received_state`: with a hypernetwork what that generates for the client, with a part that stays private
+        the whole network. Nothing is checked of a client without samples or uploads. No random numbers are drawn, and
+        no value of the client changes.
+
+        Raises:
+            RefusalError: If a rule refuses the network; naming it to the owner, but not to the server.
+            StateError: If the last received network cannot be read, or this one not be stored.
+        """
+        context, data = self.context, self.context.data
+        if context.checks is None or not context.checks.rules:
+            return
+        if not (len(data.train_labels) and self.uploaded_groups()):
+            return
+        kept = ReceivedModels(context.state)
+        last = kept.before(self.round)
+        found = self._measured(_restored(*last) if last else None)
+        context.checks.judge(self._who(self.round), found.measured)
+        kept.keep(self.round, {name: vector.numpy() for name, vector in found.layers.items()}, _facts(found))
+
+    def _measured(self, last: ReceivedNetwork | None) -> ReceivedNetwork:
+        data, state = self.context.data, self.received_state()
+        private = [value for group in self.private for value in self.groups[group].state_dict().values()]
+        own = {value.data_ptr() for value in private if not value.is_meta}  # loading has not copied them
+        network = self.new_target()
+        network.load_state_dict(dict(state), assign=True)
+        every = math.ceil(len(data.train_labels) / MOST_SAMPLES)
+        return measured_network(
+            network.eval(),
+            data.train_images[::every],
+            data.train_labels[::every],
+            received={name for name, value in state.items() if value.data_ptr() not in own},
+            last=last,
+            batch_size=self.steps.batch_size,
+        )
+
+    def _who(self, server_round: int) -> str:
+        return f"round {server_round}: client {self.context.client}"
+
+
+def _facts(found: ReceivedNetwork) -> Mapping[str, Any]:
+    measured = [[each.statistic, each.value, each.layer] for each in found.measured]
+    return {"dead": dict(found.dead), "loss": found.loss, "measured": measured}
+
+
+def _restored(arrays: Arrays, facts: Mapping[str, Any]) -> ReceivedNetwork:
+    return ReceivedNetwork(
+        layers={name: torch.from_numpy(array) for name, array in arrays.items()},
+        dead=facts["dead"],
+        loss=facts["loss"],
+        measured=[Measured(statistic=name, value=value, layer=layer) for name, value, layer in facts["measured"]],
+    )

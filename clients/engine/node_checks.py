@@ -1,0 +1,102 @@
+"""What a node's owner checks before a client answers, as `check-*`, `max-*` and `min-*` of the node config say."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from logging import WARNING
+from typing import Literal
+
+from hyperfl_flwr.core.errors import RefusalError
+from hyperfl_flwr.flower.log import log
+from hyperfl_flwr.privacy.received_network import Measured, Statistic
+
+Action = Literal["warn", "refuse"]
+
+REFUSED = "a check of this node's owner does not allow an answer; the node's log says which"
+"""What the server is told of each refusal: it must not learn from the text which property of the data decided."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What follows from a statistic of a received network.
+
+    Attributes:
+        action: What happens above the limit: a line in log and ledger, or also a refusal to train.
+        limit: Largest value that is not reported.
+    """
+
+    action: Action
+    limit: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeChecks:
+    """The checks of a node's owner.
+
+    Attributes:
+        rules: The rules of the statistics that are checked.
+        min_samples: Least number of training samples with which a client answers.
+        min_steps: Least number of local steps in a round with which a client answers.
+        note: Writes what a check has found to the node's ledger.
+    """
+
+    rules: Mapping[Statistic, Rule]
+    min_samples: int
+    min_steps: int
+    note: Callable[[str], None]
+
+    def require_size(self, who: str, samples: int, steps: int) -> None:
+        """Refuse to answer for a client with few training samples, or under settings with few local steps.
+
+        Args:
+            who: The client and the round, for log and ledger.
+            samples: Number of its training samples.
+            steps: Number of local steps that it takes in a round.
+
+        Raises:
+            RefusalError: Naming the check to the owner, but not to the server.
+        """
+        sizes = (("min-samples", samples, self.min_samples, "training samples"),
+                 ("min-steps", steps, self.min_steps, "local steps in a round"))  # fmt: skip
+        few = [
+            f"{who}: {key} = {least}, but it has {number} {what}; no answer is sent. Give it more data, ask the "
+            f"operator for other settings, or lower {key} in the node config"
+            for key, number, least, what in sizes
+            if number < least
+        ]
+        self._refuse(few)
+
+    def judge(self, who: str, measured: Sequence[Measured]) -> None:
+        """Report what the statistics of a received network exceed.
+
+        Args:
+            who: The client and the round, for log and ledger.
+            measured: The largest value of each statistic.
+
+        Raises:
+            RefusalError: If one of those exceeded is to be refused; naming it to the owner, but not to the server.
+        """
+        found: dict[Action, list[str]] = {"warn": [], "refuse": []}
+        for each in measured:
+            rule = self.rules.get(each.statistic)
+            if rule is not None and not each.value <= rule.limit:  # NaN exceeds every limit
+                found[rule.action].append(f"{who}: {_text(each, rule)}")
+        for text in found["warn"]:
+            log(WARNING, "%s", text)
+            self.note(text)
+        self._refuse(found["refuse"])
+
+    def _refuse(self, texts: Sequence[str]) -> None:
+        for text in texts:
+            self.note(text)
+        if texts:
+            raise RefusalError("; ".join(texts), public=REFUSED)
+
+
+def _text(each: Measured, rule: Rule) -> str:
+    where = f" of layer {each.layer}" if each.layer else ""
+    what = "the client trains with it" if rule.action == "warn" else "the client does not train with it"
+    return (
+        f"check-{each.statistic}: {each.value:.4g}{where} of the received network is above max-{each.statistic} = "
+        f"{rule.limit:g}; {what}. Ask the operator why; if the reason is harmless, raise max-{each.statistic} in the "
+        f"node config"
+    )

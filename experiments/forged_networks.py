@@ -1,0 +1,107 @@
+"""Networks that a cheating server could send, to measure which of them a node's checks notice.
+
+Each function changes the `cnn` target in place, as a forger does who knows samples of the same kind, but not the
+client's. They have the form of published attacks and recover no samples; `hyperfl_flwr.privacy.received_network` names
+the papers.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from hyperfl_flwr.models.target import Target
+
+Forgery = Callable[[Target, Tensor, torch.Generator], None]
+"""Changes a network, given samples [n, C, H, W] that the forger knows and random numbers."""
+
+
+@torch.no_grad()
+def bins(network: Target, known: Tensor, rng: torch.Generator, *, directions: int = 1, spread: float = 0.0) -> None:
+    """Let the units of the layer fc divide what lies before it into bins (Fowl et al., ICLR 2022, section 3).
+
+    Args:
+        network: The network.
+        known: Samples that the forger knows.
+        rng: Random numbers.
+        directions: Number of directions; each has the same number of bins.
+        spread: Norm of a random vector of each row's own, as a multiple of the direction's; 0: rows are parallel.
+    """
+    layer, inputs = _layer(network), _inputs(network, known)
+    units, size = layer.weight.shape
+    along = _unit(torch.randn(directions, size, generator=rng)).repeat_interleave(units // directions, 0)
+    turned = _unit(along + spread * _unit(torch.randn(units, size, generator=rng)))
+    rows = turned * layer.weight.norm() / units**0.5  # the layer keeps its norm
+    level = (torch.arange(units) % (units // directions) + 0.5) / (units // directions)
+    values = inputs @ rows.T
+    layer.bias.copy_(-torch.stack([values[:, unit].quantile(level[unit]) for unit in range(units)]))
+    layer.weight.copy_(rows)
+
+
+@torch.no_grad()
+def traps(network: Target, known: Tensor, rng: torch.Generator, *, rate: float = 0.02) -> None:
+    """Scale the negative half of each row of fc until a share `rate` of the known samples makes a unit active.
+
+    Boenisch et al., EuroS&P 2023, section 5.2.
+    """
+    layer, inputs = _layer(network), _inputs(network, known)
+    units, size = layer.weight.shape
+    values = torch.randn(units, size, generator=rng).abs() / size**0.5
+    negative = torch.rand(units, size, generator=rng).argsort(dim=1) < size // 2
+    low, high = 0.0, 1e3
+    for _ in range(50):
+        factor = (low + high) / 2
+        rows = torch.where(negative, -factor * values, values)
+        is_rarer = float(((inputs @ rows.T) > 0).float().mean()) < rate
+        low, high = (low, factor) if is_rarer else (factor, high)
+    layer.weight.copy_(rows)
+    layer.bias.zero_()
+
+
+@torch.no_grad()
+def dead(network: Target, known: Tensor, rng: torch.Generator) -> None:
+    """Let no unit of fc be active (Pasquini et al., CCS 2022, section 4); the biases have the size of the inputs."""
+    layer = _layer(network)
+    layer.bias.copy_(-2 * (_inputs(network, known) @ layer.weight.T).abs().amax(dim=0))
+
+
+@torch.no_grad()
+def one_class(network: Target, known: Tensor, rng: torch.Generator, *, logit: float = 20.0) -> None:
+    """Add a number to the logit of class 0 (Wen et al., ICML 2022, section 3.2)."""
+    network.classifier.bias[0] += logit
+
+
+def _layer(network: Target) -> nn.Linear:
+    """Return the layer fc, the last one of the extractor."""
+    layer = network.extractor.get_submodule("fc")
+    assert isinstance(layer, nn.Linear)
+    return layer
+
+
+def _inputs(network: Target, known: Tensor) -> Tensor:
+    """Return the inputs [n, D] of the layer fc."""
+    found: list[Tensor] = []
+    hook = _layer(network).register_forward_hook(lambda _module, inputs, _output: found.append(inputs[0]))
+    network.extractor(known)
+    hook.remove()
+    return found[0]
+
+
+def _unit(rows: Tensor) -> Tensor:
+    norms: Tensor = rows.norm(dim=1, keepdim=True)
+    return rows / norms
+
+
+FORGERIES: Mapping[str, Forgery] = {
+    "bins, all rows parallel": bins,
+    "bins, rows turned by up to 11 degrees": partial(bins, spread=0.2),
+    "bins in 8 directions": partial(bins, directions=8),
+    "bins in 8 directions, rows turned": partial(bins, directions=8, spread=0.2),
+    "trap weights, 2 % of the samples": traps,
+    "trap weights, 10 % of the samples": partial(traps, rate=0.1),
+    "dead layer": dead,
+    "one class, logit + 20": one_class,
+    "one class, logit + 4": partial(one_class, logit=4.0),
+}
+"""Forged networks by description."""
