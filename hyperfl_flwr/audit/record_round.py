@@ -55,6 +55,7 @@ class AttackedRound:
         by_neighbours: Whether the end clients of a chain attack instead of the server, see
             `hyperfl_flwr.audit.neighbour_view`.
         recorded_round: Number of the round if a run has recorded it; 0 if it is run for the attack.
+        prior: Data set of which the attacker has images; empty for none.
     """
 
     config: RunConfig
@@ -64,6 +65,7 @@ class AttackedRound:
     opened: bool = False
     by_neighbours: bool = False
     recorded_round: int = 0
+    prior: str = ""
 
     @property
     def num_steps(self) -> int:
@@ -83,7 +85,7 @@ class AttackedRound:
 
     def allows(self, attack: Attack) -> bool:
         """Return whether the attacker can run an attack on uploads to which it applies."""
-        if self.by_neighbours and not attack.by_neighbours:
+        if (self.by_neighbours and not attack.by_neighbours) or (attack.needs_prior and not self.prior):
             return False
         return not (self.opened and attack.gets_hidden)  # only single uploads reveal activations
 

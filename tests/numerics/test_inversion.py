@@ -12,7 +12,8 @@ from hyperfl_flwr.attacks.base import AttackSettings
 from hyperfl_flwr.attacks.head_gradient import least_squares_cotangents
 from hyperfl_flwr.attacks.last_layer import LastLinear, last_layer_of
 from hyperfl_flwr.attacks.objectives import cosine_distance, relative_squared_error
-from hyperfl_flwr.attacks.optimiser_loop import Optimisation, Problems, solve
+from hyperfl_flwr.attacks.optimisation import Optimisation
+from hyperfl_flwr.attacks.optimiser_loop import Problems, solve
 from hyperfl_flwr.attacks.priors import total_variation
 from hyperfl_flwr.attacks.registry import ATTACKS, attacks_on
 from hyperfl_flwr.attacks.scoring import CLEAR_MARGIN, compare, verdict
