@@ -79,14 +79,12 @@ def invert(
         readouts = [read(observation, knowledge) for observation in chosen]
         if not all(readout.shares_classifier for readout in readouts):
             raise ValueError("ig needs the whole network, but this method keeps the classifier private")
-        used = (
-            labels
-            if soft_labels
-            else [
+        used = labels
+        if not soft_labels:
+            used = [
                 recover_labels(readout, observation.num_examples) if known is None else known
                 for readout, observation, known in zip(readouts, chosen, labels, strict=True)
             ]
-        )
         low, high = pixel_range(knowledge, device)
         constants = stack([readout.parameters for readout in readouts], device)
         constants |= stack([{_FORCE + n: value for n, value in readout.force.items()} for readout in readouts], device)

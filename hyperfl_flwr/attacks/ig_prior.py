@@ -44,25 +44,16 @@ def ig_prior(
         raise ValueError("ig-prior searches in a space that is learned from public images, but got none")
     optimisation = settings.optimisation or DEFAULTS
     in_codes, in_pixels = _searches(optimisation)
-    drawn = any_upload.invert(
-        observations,
-        knowledge,
-        replace(settings, optimisation=in_codes, progress=_half(settings.progress, 0)),
-    )
-    found = any_upload.invert(
-        observations,
-        knowledge,
-        replace(
-            settings,
-            optimisation=in_pixels,
-            space=None,
-            start=[result.images for result in drawn],
-            progress=_half(settings.progress, 1),
-        ),
-    )
+    first = replace(settings, optimisation=in_codes, progress=_half(settings.progress, 0))
+    drawn = any_upload.invert(observations, knowledge, first)
+    start = [result.images for result in drawn]
+    second = replace(
+        settings, optimisation=in_pixels, space=None, start=start, progress=_half(settings.progress, 1)
+    )  # fmt: skip
+    found = any_upload.invert(observations, knowledge, second)
     return [
-        replace(last, iterations=first.iterations + last.iterations, seconds=first.seconds + last.seconds)
-        for first, last in zip(drawn, found, strict=True)
+        replace(last, iterations=one.iterations + last.iterations, seconds=one.seconds + last.seconds)
+        for one, last in zip(drawn, found, strict=True)
     ]
 
 

@@ -18,6 +18,7 @@ ScheduleName = Literal["cuts", "cosine"]
 
 _CUTS = (3 / 8, 5 / 8, 7 / 8)
 _LAST_RATE = 0.1
+_MOST_EVALUATIONS = 25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class Optimisation:
         total_variation: Weight of the prior.
         objective: Name of the objective.
         polish: Number of further steps from the best point, with a tenth of the rate and the objective `squared`, which
-            uses the norm of the reply, too. Set 0 if the scale of the reply is unknown (clipping).
+            uses the norm of the reply, too. Set 0 if the scale of the reply is unknown (clipping). Not for `l-bfgs`.
         restarts: Number of random starts.
     """
 
@@ -97,9 +98,14 @@ def _lbfgs_step(
 ) -> Callable[[Tensor], None]:
     """Return a function that takes a step of L-BFGS on one problem."""
     optimiser = LBFGS(
-        list(unknowns.values()), lr=optimisation.learning_rate, max_iter=1, tolerance_grad=0.0, tolerance_change=0.0,
+        list(unknowns.values()),
+        lr=optimisation.learning_rate,
+        max_iter=1,
+        max_eval=_MOST_EVALUATIONS,  # the default for a single iteration would end each line search at its first point
+        tolerance_grad=0.0,
+        tolerance_change=0.0,
         line_search_fn="strong_wolfe",
-    )  # fmt: skip
+    )
 
     def score() -> Tensor:
         optimiser.zero_grad()

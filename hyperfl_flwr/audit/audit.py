@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from hyperfl_flwr.app.methods import strategy_of
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.attacks.base import AttackSettings, IntArray, Reconstruction
-from hyperfl_flwr.attacks.image_space import ImageSpace
 from hyperfl_flwr.attacks.optimisation import Optimisation
 from hyperfl_flwr.attacks.optimiser_loop import Progress
 from hyperfl_flwr.attacks.registry import ATTACKS, Attack
@@ -24,7 +23,7 @@ from hyperfl_flwr.audit.by_network import check_knowledge, run_by_network
 from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.history import ObservationHistory, require_history
 from hyperfl_flwr.audit.neighbour_view import attackable_clients
-from hyperfl_flwr.audit.prior import trained_prior
+from hyperfl_flwr.audit.prior import prior_of
 from hyperfl_flwr.audit.record_round import (
     AttackedRound,
     ObservationFiles,
@@ -214,7 +213,7 @@ def audit(
     if needs_history := any(ATTACKS[name].needs_history for name in names):
         require_history(target)
     labels = [images_of(target, client)[1] for client in target.clients] if options.labels_known else None
-    prior = learned_prior(target, progress("prior")) if any(ATTACKS[name].needs_prior for name in names) else None
+    prior = prior_of(target, progress("prior")) if any(ATTACKS[name].needs_prior for name in names) else None
     findings = {}
     with tempfile.TemporaryDirectory() as folder:
         recorded = observed or record_round(target, Path(folder))
@@ -234,12 +233,6 @@ def audit(
             findings[name] = attack(target, ATTACKS[name], settings, seen)
             on_finding(name, findings[name])
     return findings
-
-
-def learned_prior(target: AttackedRound, progress: Progress | None = None) -> ImageSpace:
-    """Return the space of images that the attacker has learned from the target's `prior`, see `trained_prior`."""
-    root = Path(target.config.data_root) if target.config.data_root else None
-    return trained_prior(target.prior, target.data().dataset.input_shape, root, progress=progress)
 
 
 def attack(target: AttackedRound, row: Attack, settings: AttackSettings, seen: View) -> AttackResult:

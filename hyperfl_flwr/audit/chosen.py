@@ -37,6 +37,8 @@ def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
     possible = [name for name in possible if name not in unfit]
     if not possible:
         raise ConfigError(f"no attack of this project applies to {method}, which is no proof of safety")
+    if target.prior == target.config.dataset:
+        raise ConfigError(f"the prior must be learned from another data set than the attacked {target.prior}")
     if target.prior and not any(ATTACKS[name].needs_prior for name in names or possible):
         users = ", ".join(name for name, attack in ATTACKS.items() if attack.needs_prior)
         raise ConfigError(f"--prior is for {users} only, which is not among the attacks; leave it out")

@@ -12,6 +12,7 @@ from torch.nn import functional
 from hyperfl_flwr.attacks.image_space import ImageSpace
 from hyperfl_flwr.attacks.learned_prior import PriorTraining, learned_space, train_decoder
 from hyperfl_flwr.attacks.optimiser_loop import Progress
+from hyperfl_flwr.audit.record_round import AttackedRound
 from hyperfl_flwr.core.errors import ConfigError, StateError
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.core.storage import read_arrays, write_arrays
@@ -23,6 +24,12 @@ MOST_IMAGES = 10_000
 
 _FORMAT = 1
 """Number of the network and of the training; a change of either needs another one."""
+
+
+def prior_of(target: AttackedRound, progress: Progress | None = None) -> ImageSpace:
+    """Return the space of images that the attacker of a round has learned from its `prior`, see `trained_prior`."""
+    root = Path(target.config.data_root) if target.config.data_root else None
+    return trained_prior(target.prior, target.data().dataset.input_shape, root, progress=progress)
 
 
 def trained_prior(

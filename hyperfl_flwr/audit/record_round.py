@@ -52,8 +52,7 @@ class AttackedRound:
         trained: Run with the checkpoint and private state from which the round starts; None for fresh parameters.
         summed: Whether the server sees only the sum of these clients' uploads, as with secure sums.
         opened: Whether a run with secure sums has opened that sum; otherwise it is computed from single uploads.
-        by_neighbours: Whether the end clients of a chain attack instead of the server, see
-            `hyperfl_flwr.audit.neighbour_view`.
+        by_neighbours: Whether the end clients of a chain attack instead of the server, see `neighbour_view`.
         recorded_round: Number of the round if a run has recorded it; 0 if it is run for the attack.
         prior: Data set of which the attacker has images; empty for none.
     """

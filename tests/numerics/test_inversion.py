@@ -267,7 +267,9 @@ def test_cuda_computes_the_same(name, method):
 
 
 def test_the_table_says_what_applies():
-    assert attacks_on(METHODS["hyperfl"].uploads) == ["ig-paper", "head-gradient"]
+    assert attacks_on(METHODS["hyperfl"].uploads) == [
+        "ig-paper", "head-gradient", "rog", "rog-paper", "tailored", "ig-prior",
+    ]  # fmt: skip
     assert attacks_on(METHODS["local"].uploads) == []
     hidden = fedrep(samples(*digits(1)), STEP)
     with pytest.raises(ValueError, match="private"):
