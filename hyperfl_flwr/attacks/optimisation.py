@@ -18,7 +18,7 @@ ScheduleName = Literal["cuts", "cosine"]
 
 _CUTS = (3 / 8, 5 / 8, 7 / 8)
 _LAST_RATE = 0.1
-_MOST_EVALUATIONS = 25
+_MOST_EVALUATIONS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,8 @@ class Optimisation:
         learning_rate: Learning rate, in units of normalised pixels or of the latents; for `l-bfgs` the first length
             that each line search tries, in units of the quasi-Newton step.
         optimiser: `adam`, or `l-bfgs` with the strong Wolfe conditions, which solves one problem after the other and
-            bounds no unknown. A step of `l-bfgs` evaluates the objective once or several times.
+            bounds no unknown. A step of `l-bfgs` evaluates the objective up to ten times; it ends early where no step
+            finds a lower point.
         schedule: Rate of `adam`: `cuts` to a tenth at 3/8, 5/8 and 7/8 of the steps, or a `cosine` to a tenth.
         signed: Whether Adam gets only the sign of the gradient.
         total_variation: Weight of the prior.
@@ -69,7 +70,7 @@ Clamp = Callable[[Tensors], None]
 
 def _adam_step(
     unknowns: Tensors, evaluate: Evaluate, optimisation: Optimisation, clamp: Clamp
-) -> Callable[[Tensor], None]:
+) -> Callable[[Tensor], bool]:
     """Return a function that takes a step from the scores of the present point, within the range of pixels."""
     clamp(unknowns)
     optimiser = Adam(unknowns.values(), lr=optimisation.learning_rate)
@@ -81,7 +82,7 @@ def _adam_step(
         cuts = [int(share * optimisation.iterations) for share in _CUTS]
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones=cuts, gamma=0.1)
 
-    def advance(scores: Tensor) -> None:
+    def advance(scores: Tensor) -> bool:
         # The problems are independent: the gradient of the sum holds the gradient of each.
         gradients = torch.autograd.grad(scores.sum(), list(unknowns.values()))
         for value, gradient in zip(unknowns.values(), gradients, strict=True):
@@ -89,13 +90,14 @@ def _adam_step(
         optimiser.step()
         schedule.step()
         clamp(unknowns)
+        return True
 
     return advance
 
 
 def _lbfgs_step(
     unknowns: Tensors, evaluate: Evaluate, optimisation: Optimisation, clamp: Clamp
-) -> Callable[[Tensor], None]:
+) -> Callable[[Tensor], bool]:
     """Return a function that takes a step of L-BFGS on one problem."""
     optimiser = LBFGS(
         list(unknowns.values()),
@@ -113,11 +115,18 @@ def _lbfgs_step(
         total.backward()  # type: ignore[no-untyped-call] # torch's function has no types
         return total
 
-    return lambda scores: optimiser.step(score)
+    def advance(scores: Tensor) -> bool:
+        before = [value.detach().clone() for value in unknowns.values()]
+        optimiser.step(score)
+        return not all(torch.equal(*pair) for pair in zip(before, unknowns.values(), strict=True))
+
+    return advance
 
 
-Step = Callable[[Tensors, Evaluate, Optimisation, Clamp], Callable[[Tensor], None]]
-"""Maps unknowns, their evaluation, the settings and the clamp to a function that takes a step."""
+Step = Callable[[Tensors, Evaluate, Optimisation, Clamp], Callable[[Tensor], bool]]
+"""Maps unknowns, their evaluation, the settings and the clamp to a function that takes a step from the present scores.
+
+It returns False if nothing was changed: L-BFGS has found no lower point, and will find none."""
 
 STEPS: Mapping[OptimiserName, Step] = {"adam": _adam_step, "l-bfgs": _lbfgs_step}
 """Steps by the optimiser's name."""

@@ -205,7 +205,8 @@ def _stage(problems: Problems, start: Tensors, optimisation: Optimisation, repor
         best = point if best is None else best.merged(point)
         if number == optimisation.iterations:
             break
-        advance(scores)
+        if not advance(scores):
+            break
         report(number + 1)
     assert best is not None
     return best

@@ -64,6 +64,8 @@ def trained_prior(
     path = (base or cache_directory()) / "priors" / f"{content.hexdigest()[:16]}.npz"
     try:
         decoder = {key: torch.from_numpy(value.copy()) for key, value in read_arrays(path)[0].items()}
+        if progress is not None:
+            progress(training.steps, training.steps)
     except StateError:  # not trained yet, or damaged
         decoder = train_decoder(torch.from_numpy(images), training, progress)
         _keep(path, decoder, name)
