@@ -39,6 +39,7 @@ class AttackedCell(BaseModel):
         samples: Number of private images per client; 0 for the batch size.
         iterations: Number of iterations of the optimisation; 0 for the attack's default.
         total_variation: Weight of the total-variation prior; 0 for the attack's default.
+        prior: Data set from whose images `ig-prior` learns; empty for other attacks.
         lpips_weights: File of AlexNet's weights for LPIPS; empty to leave LPIPS out.
         labels_known: Whether the attack receives the labels.
         summed: Whether the server sees only the sum of the clients' uploads.
@@ -57,6 +58,7 @@ class AttackedCell(BaseModel):
     samples: NonNegativeInt = 0
     iterations: NonNegativeInt = 0
     total_variation: NonNegativeFloat = 0.0
+    prior: str = ""
     lpips_weights: str = ""
     labels_known: bool = False
     summed: bool = False
@@ -90,6 +92,7 @@ class AttackedCell(BaseModel):
             summed=self.summed,
             iterations=self.iterations or None,
             total_variation=self.total_variation or None,
+            prior=self.prior,
         )
 
 

@@ -1,5 +1,6 @@
 """Networks as users would write them: valid ones, and ones that each break a rule."""
 
+import math
 from collections import OrderedDict
 
 import numpy as np
@@ -29,6 +30,19 @@ class Patches(nn.Module):
 
 def build(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return Patches(input_shape, num_classes)
+
+
+def smooth(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """The network of Zhu et al. (2019) with fewer layers: sigmoids, strides instead of pooling, weights in +-0.5."""
+    channels, *sides = input_shape
+    network = nn.Sequential(
+        nn.Conv2d(channels, 12, 5, padding=2, stride=2), nn.Sigmoid(),
+        nn.Conv2d(12, 12, 5, padding=2), nn.Sigmoid(),
+        nn.Flatten(), nn.Linear(12 * math.prod(-(-side // 2) for side in sides), num_classes),
+    )  # fmt: skip
+    for value in network.parameters():
+        nn.init.uniform_(value, -0.5, 0.5)
+    return network
 
 
 def with_batchnorm(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:

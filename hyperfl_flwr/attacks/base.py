@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -10,8 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from hyperfl_flwr.attacks.image_space import ImageSpace
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
-from hyperfl_flwr.attacks.optimiser_loop import IMAGES, Optimisation, Problems, Progress, Tensors, solve
+from hyperfl_flwr.attacks.optimisation import Optimisation, Tensors
+from hyperfl_flwr.attacks.optimiser_loop import IMAGES, LATENTS, Problems, Progress, solve
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.layers.batchnorm import WITHOUT_COUNTER
 from hyperfl_flwr.models.target import Target
@@ -31,6 +33,8 @@ class AttackSettings:
         labels: Labels [n] of each client, if the scenario gives them to the server; otherwise None.
         hidden: HyperFL's activation z [p] of each client, if the server read it off an earlier single upload.
         optimisation: Settings of the optimisation; None uses the attack's defaults.
+        space: Space in which images are searched for; None for that of all pixels.
+        start: Images [n, C, H, W] in [0, 1] of each client from which the search for pixels begins; None for noise.
         seed: Seed of the random starts.
         device: Device on which the optimisation runs.
         clients_per_batch: Largest number of clients that are attacked together; it bounds the memory.
@@ -40,6 +44,8 @@ class AttackSettings:
     labels: Sequence[IntArray] | None = None
     hidden: Sequence[Tensor] | None = None
     optimisation: Optimisation | None = None
+    space: ImageSpace | None = None
+    start: Sequence[FloatArray] | None = None
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     clients_per_batch: int = 32
@@ -137,10 +143,11 @@ def reconstruct(
         batch = prepare([clients[i] for i in positions], [known[i] for i in positions])
         start = _starts(positions, clients[positions[0]].num_examples, batch, knowledge, settings)
         progress = _shifted(settings.progress, len(results), len(positions), len(clients))
-        solution = solve(batch.problems, start, optimisation, progress)
+        problems = _in_space(batch.problems, knowledge, settings)
+        solution = solve(problems, start, optimisation, progress)
         seconds = (time.perf_counter() - began) / len(positions)
-        normalised = solution.unknowns[IMAGES] if batch.images_of is None else batch.images_of(solution.unknowns)
-        found = to_pixels(normalised, knowledge)
+        images_of = batch.images_of or problems.all_images
+        found = to_pixels(images_of(solution.unknowns), knowledge)
         for row, position in enumerate(positions):
             results[position] = Reconstruction(
                 images=found[row],
@@ -226,13 +233,41 @@ def _starts(
         for position in positions:
             # Keyed by position, not by row: the start of a client does not depend on how clients are batched.
             generator = torch_generator(settings.seed, "attack", position, restart)
-            images = {}
+            images: Tensors = {}
             if batch.images_of is None:
-                images[IMAGES] = torch.randn(num_images, *knowledge.input_shape, generator=generator)
+                images = _first_images(position, num_images, generator, knowledge, settings)
             rows.append({**images, **batch.other_unknowns(generator)})
         return stack(rows, settings.device)
 
     return start
+
+
+def _first_images(
+    position: int, number: int, generator: torch.Generator, knowledge: PublicKnowledge, settings: AttackSettings
+) -> Tensors:
+    """Return the unknown that stands for a client's images, at the beginning of the search."""
+    if settings.space is not None:
+        return {LATENTS: settings.space.draw(number, generator)}
+    if settings.start is not None:
+        return {IMAGES: normalised_pixels(torch.from_numpy(settings.start[position]), knowledge)}
+    return {IMAGES: torch.randn(number, *knowledge.input_shape, generator=generator)}
+
+
+def _in_space(problems: Problems, knowledge: PublicKnowledge, settings: AttackSettings) -> Problems:
+    """Return the problems with the space of the settings, if there is one."""
+    space = settings.space
+    if space is None:
+        return problems
+    constants = {name: value.to(settings.device) for name, value in space.constants.items()}
+    return replace(problems, images_of=lambda latents: normalised_pixels(space.pixels(latents, constants), knowledge))
+
+
+def normalised_pixels(pixels: Tensor, knowledge: PublicKnowledge) -> Tensor:
+    """Return images [..., C, H, W], in which black is 0 and white is 1, as the target network gets them."""
+    mean, std = (
+        torch.tensor(values, device=pixels.device).reshape(-1, 1, 1) for values in (knowledge.mean, knowledge.std)
+    )
+    return (pixels - mean) / std
 
 
 def to_pixels(normalised: Tensor, knowledge: PublicKnowledge) -> FloatArray:

@@ -45,7 +45,8 @@ from hyperfl_flwr.attacks.generator_labels import (
     private_counts,
 )
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
-from hyperfl_flwr.attacks.optimiser_loop import Optimisation, Problems, Tensors
+from hyperfl_flwr.attacks.optimisation import Optimisation, Tensors
+from hyperfl_flwr.attacks.optimiser_loop import Problems
 from hyperfl_flwr.models.generator import NOISE_DIM
 from hyperfl_flwr.runs.observation import Observation
 

@@ -37,7 +37,8 @@ from hyperfl_flwr.attacks.base import (
 )
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.last_layer import LastLayer, last_layer_of
-from hyperfl_flwr.attacks.optimiser_loop import IMAGES, Optimisation, Problems, Tensors
+from hyperfl_flwr.attacks.optimisation import Optimisation, Tensors
+from hyperfl_flwr.attacks.optimiser_loop import IMAGES, Problems
 from hyperfl_flwr.attacks.readout import EXTRACTOR, Readout, read_out
 from hyperfl_flwr.runs.observation import Observation
 
@@ -75,6 +76,8 @@ def invert(
     knowledge: PublicKnowledge,
     settings: AttackSettings,
     extractor: nn.Module | None = None,
+    *,
+    last_layer_only: bool = False,
 ) -> list[Reconstruction]:
     """Reconstruct the images behind gradients of a feature extractor, from any source.
 
@@ -84,6 +87,7 @@ def invert(
         knowledge: Public knowledge of the run.
         settings: Settings of the attack; labels are ignored.
         extractor: Network of the gradients, ready for `vmap`; None uses the target network's extractor.
+        last_layer_only: Whether only the gradient of the extractor's last layer with parameters is compared.
 
     Returns:
         n images per client.
@@ -101,8 +105,8 @@ def invert(
         parameters = [_extractor_only(readout.parameters) for readout in readouts]
         rows = [{_ROWS: last.rows(*of_client)} for of_client in zip(parameters, gradients, strict=True)]
         problems = Problems(
-            simulate=_simulation(last, chosen[0].num_examples),
-            observed=stack(gradients, device),
+            simulate=_simulation(last, chosen[0].num_examples, last_layer_only=last_layer_only),
+            observed=stack(rows if last_layer_only else gradients, device),
             constants=stack([{**own, **row} for own, row in zip(parameters, rows, strict=True)], device),
             low=low,
             high=high,
@@ -152,12 +156,14 @@ def _with_ridge(products: Tensor) -> Tensor:
 _ROWS = "rows"
 
 
-def _simulation(last: LastLayer, num_images: int) -> Callable[[Tensors, Tensors], Tensors]:
+def _simulation(last: LastLayer, num_images: int, *, last_layer_only: bool) -> Callable[[Tensors, Tensors], Tensors]:
     def simulate(unknowns: Tensors, constants: Tensors) -> Tensors:
         inputs, gradient = last.forward(constants, unknowns[IMAGES])
         rows = constants[_ROWS]
         # With one image the layer's bias gradient is delta itself.
         delta = rows[:, -1:].T if num_images == 1 else least_squares_cotangents(inputs, rows)
+        if last_layer_only:
+            return {_ROWS: delta.T @ torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)}
         return gradient(delta)
 
     return simulate

@@ -10,7 +10,6 @@ steps.
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad
@@ -28,8 +27,10 @@ from hyperfl_flwr.attacks.base import (
 )
 from hyperfl_flwr.attacks.idlg import recover_labels
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
-from hyperfl_flwr.attacks.optimiser_loop import IMAGES, Optimisation, Problems, Tensors
+from hyperfl_flwr.attacks.optimisation import Optimisation, Tensors
+from hyperfl_flwr.attacks.optimiser_loop import IMAGES, Problems
 from hyperfl_flwr.attacks.readout import Readout, read_out, sgd_scalars
+from hyperfl_flwr.attacks.soft_labels import first_soft_labels, label_constants, labels_in
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.runs.observation import Observation
 
@@ -40,7 +41,6 @@ steps at a rate of 0.1, and 1e-6 to 1e-4 for the prior) in a fifth of the time."
 Read = Callable[[Observation, PublicKnowledge], Readout]
 """Reads the whole network's parameters and mean gradient off an observation."""
 
-_LABELS = "labels"
 _FORCE = "force/"
 _CLIP_EPSILON = 1e-6
 
@@ -62,23 +62,33 @@ def ig(
 
 
 def invert(
-    observations: Sequence[Observation], knowledge: PublicKnowledge, settings: AttackSettings, read: Read
+    observations: Sequence[Observation],
+    knowledge: PublicKnowledge,
+    settings: AttackSettings,
+    read: Read,
+    *,
+    soft_labels: bool = False,
 ) -> list[Reconstruction]:
-    """Reconstruct images from the readout that `read` returns for each observation; see `ig`."""
+    """Reconstruct images from the readout that `read` returns for each observation; see `ig`.
+
+    With `soft_labels` unknown labels are not recovered but searched for, as probabilities of the classes.
+    """
     target, device = build_structure(knowledge), settings.device
 
     def prepare(chosen: Sequence[Observation], labels: Sequence[IntArray | None]) -> Batch:
         readouts = [read(observation, knowledge) for observation in chosen]
         if not all(readout.shares_classifier for readout in readouts):
             raise ValueError("ig needs the whole network, but this method keeps the classifier private")
-        used = [
-            recover_labels(readout, observation.num_examples) if known is None else known
-            for readout, observation, known in zip(readouts, chosen, labels, strict=True)
-        ]
+        used = labels
+        if not soft_labels:
+            used = [
+                recover_labels(readout, observation.num_examples) if known is None else known
+                for readout, observation, known in zip(readouts, chosen, labels, strict=True)
+            ]
         low, high = pixel_range(knowledge, device)
         constants = stack([readout.parameters for readout in readouts], device)
         constants |= stack([{_FORCE + n: value for n, value in readout.force.items()} for readout in readouts], device)
-        constants[_LABELS] = torch.from_numpy(np.stack(used)).to(device)
+        constants |= label_constants(used, device)
         problems = Problems(
             simulate=_simulation(target, knowledge, readouts[0].num_steps),
             observed=stack([readout.gradient for readout in readouts], device),
@@ -86,7 +96,14 @@ def invert(
             low=low,
             high=high,
         )
-        return Batch(problems=problems, labels=used, findings=[readout.findings for readout in readouts])
+        return Batch(
+            problems=problems,
+            labels=used,
+            findings=[readout.findings for readout in readouts],
+            other_unknowns=lambda generator: first_soft_labels(
+                used, chosen[0].num_examples, knowledge.num_classes, generator
+            ),
+        )
 
     return reconstruct(observations, knowledge, settings, DEFAULTS, prepare)
 
@@ -105,9 +122,10 @@ def _simulation(target: Target, knowledge: PublicKnowledge, num_steps: int) -> C
         parameters = {name: constants[name] for name in names}
         buffers = {name: torch.zeros_like(value) for name, value in parameters.items()}
         mean = dict(buffers)
+        labels = labels_in(unknowns, constants)
         for step, share in enumerate(shares):
             samples = _batch_of(step, unknowns[IMAGES].shape[0], steps.batch_size)
-            gradient = gradient_of(parameters, unknowns[IMAGES][samples], constants[_LABELS][samples])
+            gradient = gradient_of(parameters, unknowns[IMAGES][samples], labels[samples])
             gradient = _clipped(gradient, steps.clip_norm)
             mean = {name: mean[name] + share * gradient[name] for name in names}
             if step + 1 == num_steps:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp
 
-from hyperfl_flwr.attacks.optimiser_loop import Tensors
+from hyperfl_flwr.attacks.optimisation import Tensors
 from hyperfl_flwr.models.pretrained.adapters import MapAdapter
 from hyperfl_flwr.models.pretrained.network import PretrainedExtractor
 

@@ -2,28 +2,30 @@
 
 Geiping, Bauermeister, Droege, Moeller: "Inverting Gradients - How easy is it to break privacy in federated learning?",
 NeurIPS 2020, section 4: Adam, optionally on the gradient's sign, with the rate cut to a tenth after 3/8, 5/8 and 7/8 of
-the iterations, images clamped to the range of valid pixels, and total variation as the prior.
+the iterations, images clamped to the range of valid pixels, and total variation as the prior. Attacks of other papers
+take L-BFGS or another schedule, see `Optimisation`, or search for latents of images, see `Problems.images_of`.
 
 Many clients are attacked at once: their problems are independent, have equal shapes, and run as one batch
 (`torch.func.vmap`). For each the best point over all iterations and restarts is kept, by its own objective.
 """
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from hyperfl_flwr.attacks.objectives import OBJECTIVES, ObjectiveName
+from hyperfl_flwr.attacks.objectives import OBJECTIVES
+from hyperfl_flwr.attacks.optimisation import STEPS, Evaluate, Optimisation, Tensors
 from hyperfl_flwr.attacks.priors import total_variation
-from hyperfl_flwr.core.optimisers import Adam
 
 IMAGES = "images"
 """Name of the unknown to which the prior and the range of pixels apply."""
 
-Tensors = Mapping[str, Tensor]
+LATENTS = "latents"
+"""Name of the unknown that takes the images' place if `Problems.images_of` maps it to them."""
 
 Simulate = Callable[[Tensors, Tensors], Tensors]
 """Maps one problem's unknowns and constants to the parts of its reply."""
@@ -31,41 +33,7 @@ Simulate = Callable[[Tensors, Tensors], Tensors]
 Progress = Callable[[int, int], None]
 """Called with the number of iterations done and their total, over restarts and stages."""
 
-_CUTS = (3 / 8, 5 / 8, 7 / 8)
 _PROGRESS_EVERY = 50
-
-
-@dataclass(frozen=True, kw_only=True)
-class Optimisation:
-    """Settings of the loop.
-
-    Attributes:
-        iterations: Number of steps of Adam.
-        learning_rate: Learning rate of Adam, in units of normalised pixels.
-        signed: Whether Adam gets only the sign of the gradient.
-        total_variation: Weight of the prior.
-        objective: Name of the objective.
-        polish: Number of further steps from the best point, with a tenth of the rate and the objective `squared`, which
-            uses the norm of the reply, too. Set 0 if the scale of the reply is unknown (clipping).
-        restarts: Number of random starts.
-    """
-
-    iterations: int
-    learning_rate: float = 0.1
-    signed: bool = False
-    total_variation: float = 1e-4
-    objective: ObjectiveName = "cosine"
-    polish: int = 0
-    restarts: int = 1
-
-    def __post_init__(self) -> None:
-        """Check the ranges.
-
-        Raises:
-            ValueError: If iterations, restarts or the rate are not positive, or polish is negative.
-        """
-        if self.iterations < 1 or self.restarts < 1 or self.polish < 0 or self.learning_rate <= 0:
-            raise ValueError(f"iterations, restarts and learning_rate must be positive, polish not negative: {self}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,6 +47,7 @@ class Problems:
         low: Smallest valid pixel of each channel after normalisation, [C, 1, 1].
         high: Largest valid pixel of each channel, [C, 1, 1].
         shared: Constants that all problems have in common, without the leading dimension.
+        images_of: Maps the unknown `LATENTS` [m, ...] of one problem to its images; None if the images are an unknown.
     """
 
     simulate: Simulate
@@ -87,6 +56,25 @@ class Problems:
     low: Tensor
     high: Tensor
     shared: Tensors = field(default_factory=dict)
+    images_of: Callable[[Tensor], Tensor] | None = None
+
+    def with_images(self, unknowns: Tensors) -> Tensors:
+        """Return the unknowns of one problem with the images, if these follow from latents."""
+        if self.images_of is None:
+            return unknowns
+        return {**unknowns, IMAGES: self.images_of(unknowns[LATENTS])}
+
+    def all_images(self, unknowns: Tensors) -> Tensor:
+        """Return the images [N, m, C, H, W] of the unknowns of all problems."""
+        images: Tensor = vmap(lambda each: self.with_images(each)[IMAGES])(unknowns)
+        return images
+
+    def row(self, number: int) -> "Problems":
+        """Return one of the problems."""
+        observed, constants = (
+            {n: v[number : number + 1] for n, v in each.items()} for each in (self.observed, self.constants)
+        )
+        return replace(self, observed=observed, constants=constants)
 
     def clamp(self, unknowns: Tensors) -> None:
         """Clamp the images to the valid range, in place; other unknowns are not bounded."""
@@ -165,8 +153,19 @@ class _Best:
             scores=_where(better, other.scores, self.scores),
         )
 
+    @classmethod
+    def joined(cls, rows: Sequence["_Best"]) -> "_Best":
+        """Return the best points of all problems, from those of each."""
+        return cls(
+            unknowns={name: torch.cat([row.unknowns[name] for row in rows]) for name in rows[0].unknowns},
+            values=torch.cat([row.values for row in rows]),
+            scores=torch.cat([row.scores for row in rows]),
+        )
+
 
 def _descend(problems: Problems, start: Tensors, optimisation: Optimisation, report: Callable[[int], None]) -> _Best:
+    if optimisation.optimiser == "l-bfgs":
+        return _one_by_one(problems, start, optimisation, report)
     best = _stage(problems, start, optimisation, report)
     if optimisation.polish:
         settings = Optimisation(
@@ -179,14 +178,22 @@ def _descend(problems: Problems, start: Tensors, optimisation: Optimisation, rep
     return best
 
 
+def _one_by_one(problems: Problems, start: Tensors, optimisation: Optimisation, report: Callable[[int], None]) -> _Best:
+    """Solve each problem by itself: the step length and the curvature of L-BFGS are those of one problem."""
+    number = len(next(iter(start.values())))
+    rows = []
+    for row in range(number):
+        first = {name: value[row : row + 1] for name, value in start.items()}
+        rows.append(_stage(problems.row(row), first, optimisation, lambda _: None))
+        report(optimisation.iterations * (row + 1) // number)
+    return _Best.joined(rows)
+
+
 def _stage(problems: Problems, start: Tensors, optimisation: Optimisation, report: Callable[[int], None]) -> _Best:
-    """Run Adam once; a point whose objective is not finite is never the best one."""
+    """Run the optimiser once; a point whose objective is not finite is never the best one."""
     unknowns = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
-    problems.clamp(unknowns)
-    optimiser = Adam(unknowns.values(), lr=optimisation.learning_rate)
-    cuts = [int(share * optimisation.iterations) for share in _CUTS]
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones=cuts, gamma=0.1)
     evaluate = _evaluation(problems, optimisation)
+    advance = STEPS[optimisation.optimiser](unknowns, evaluate, optimisation, problems.clamp)
     best: _Best | None = None
     for number in range(optimisation.iterations + 1):
         values, scores = evaluate(unknowns)
@@ -198,23 +205,19 @@ def _stage(problems: Problems, start: Tensors, optimisation: Optimisation, repor
         best = point if best is None else best.merged(point)
         if number == optimisation.iterations:
             break
-        # The problems are independent: the gradient of the sum holds the gradient of each.
-        gradients = torch.autograd.grad(scores.sum(), list(unknowns.values()))
-        for value, gradient in zip(unknowns.values(), gradients, strict=True):
-            value.grad = gradient.sign() if optimisation.signed else gradient
-        optimiser.step()
-        schedule.step()
-        problems.clamp(unknowns)
+        if not advance(scores):
+            break
         report(number + 1)
     assert best is not None
     return best
 
 
-def _evaluation(problems: Problems, optimisation: Optimisation) -> Callable[[Tensors], tuple[Tensor, Tensor]]:
+def _evaluation(problems: Problems, optimisation: Optimisation) -> Evaluate:
     """Return a function from unknowns to objective [N] and objective plus prior [N]."""
     objective = OBJECTIVES[optimisation.objective]
 
     def one(unknowns: Tensors, constants: Tensors, observed: Tensors) -> tuple[Tensor, Tensor]:
+        unknowns = problems.with_images(unknowns)
         value = objective(problems.simulate(unknowns, {**constants, **problems.shared}), observed)
         prior = total_variation(unknowns[IMAGES]) if IMAGES in unknowns else 0.0
         return value, value + optimisation.total_variation * prior

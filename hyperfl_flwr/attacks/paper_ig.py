@@ -29,8 +29,10 @@ from hyperfl_flwr.attacks.base import (
     stack,
 )
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
-from hyperfl_flwr.attacks.optimiser_loop import IMAGES, Optimisation, Problems, Tensors
+from hyperfl_flwr.attacks.optimisation import Optimisation, Tensors
+from hyperfl_flwr.attacks.optimiser_loop import IMAGES, Problems
 from hyperfl_flwr.attacks.readout import mean_gradients
+from hyperfl_flwr.attacks.soft_labels import first_soft_labels, label_constants, labels_in
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.runs.observation import Observation
 
@@ -41,8 +43,6 @@ MAX_RANK = 8
 """Number of singular vectors of the heads' gradient to keep; one step has a single one."""
 
 _GROUP = "hypernetwork/"
-_LABELS = "labels"
-_SOFT = "soft-labels"
 _NEGLIGIBLE = 1e-6
 _TINY = 1e-12
 
@@ -71,9 +71,7 @@ def paper_ig(
     def prepare(chosen: Sequence[Observation], labels: Sequence[IntArray | None]) -> Batch:
         rows = [_compressed(mean_gradients(observation, knowledge)) for observation in chosen]
         constants = stack([bases for bases, _ in rows], device)
-        known = [row for row in labels if row is not None]
-        if known:
-            constants[_LABELS] = torch.from_numpy(np.stack(known)).to(device)
+        constants |= label_constants(labels, device)
         problems = Problems(
             simulate=_simulation(target),
             observed=stack([parts for _, parts in rows], device),
@@ -82,8 +80,12 @@ def paper_ig(
             low=low,
             high=high,
         )
-        draw = _first_values(knowledge, target.classifier.in_features, 0 if known else chosen[0].num_examples)
-        return Batch(problems=problems, labels=labels, findings=[{}] * len(chosen), other_unknowns=draw)
+
+        def other_unknowns(generator: torch.Generator) -> Tensors:
+            private = _first_values(knowledge, target.classifier.in_features, generator)
+            return {**private, **first_soft_labels(labels, chosen[0].num_examples, knowledge.num_classes, generator)}
+
+        return Batch(problems=problems, labels=labels, findings=[{}] * len(chosen), other_unknowns=other_unknowns)
 
     return reconstruct(observations, knowledge, settings, DEFAULTS, prepare)
 
@@ -114,25 +116,18 @@ def _compressed(means: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[st
     )
 
 
-def _first_values(knowledge: PublicKnowledge, width: int, num_soft: int) -> Callable[[torch.Generator], Tensors]:
-    """Return a function that draws initial v and phi as clients do, and soft labels for `num_soft` images."""
+def _first_values(knowledge: PublicKnowledge, width: int, generator: torch.Generator) -> Tensors:
+    """Draw initial v and phi as clients do."""
     form = knowledge.training.hypernetwork
     if form is None:
         raise ValueError("ig-paper searches for the embedding of a hypernetwork, but the clients train none")
-
-    def draw(generator: torch.Generator) -> Tensors:
-        bound = width**-0.5
-        embedding = torch.randn(form.embedding_dim, generator=generator)
-        values = {
-            "embedding": embedding / (1.0 if form.initialisation == "torch" else embedding.norm()),
-            "weight": torch.empty(knowledge.num_classes, width).uniform_(-bound, bound, generator=generator),
-            "bias": torch.empty(knowledge.num_classes).uniform_(-bound, bound, generator=generator),
-        }
-        if num_soft:
-            values[_SOFT] = torch.randn(num_soft, knowledge.num_classes, generator=generator)
-        return values
-
-    return draw
+    bound = width**-0.5
+    embedding = torch.randn(form.embedding_dim, generator=generator)
+    return {
+        "embedding": embedding / (1.0 if form.initialisation == "torch" else embedding.norm()),
+        "weight": torch.empty(knowledge.num_classes, width).uniform_(-bound, bound, generator=generator),
+        "bias": torch.empty(knowledge.num_classes).uniform_(-bound, bound, generator=generator),
+    }
 
 
 def _simulation(target: Target) -> Callable[[Tensors, Tensors], Tensors]:
@@ -140,7 +135,7 @@ def _simulation(target: Target) -> Callable[[Tensors, Tensors], Tensors]:
     sizes = [shape.numel() for shape in shapes.values()]
 
     def simulate(unknowns: Tensors, constants: Tensors) -> Tensors:
-        labels = unknowns[_SOFT].softmax(dim=1) if _SOFT in unknowns else constants[_LABELS]
+        labels = labels_in(unknowns, constants)
         before = constants["hidden.weight"] @ unknowns["embedding"] + constants["hidden.bias"]
         hidden = torch.relu(before)
 

@@ -5,17 +5,21 @@ from dataclasses import dataclass
 
 from hyperfl_flwr.attacks import (
     channels,
+    dlg,
     dual_difference,
     encoder_gradient,
     generator_dlg,
     head_gradient,
     idlg,
     ig,
+    ig_prior,
     paper_ig,
+    rog,
+    tailored,
 )
 from hyperfl_flwr.attacks.base import AttackFunction
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
-from hyperfl_flwr.attacks.optimiser_loop import Optimisation
+from hyperfl_flwr.attacks.optimisation import Optimisation
 from hyperfl_flwr.core.method import Part, Upload
 
 
@@ -32,10 +36,12 @@ class Attack:
         on_sums: Whether it applies to the sum of the uploads of clients that start from the same parameters.
         needs_history: Whether it needs the observations of a client in all earlier rounds.
         by_neighbours: Whether a client can run it on its neighbour in a chain.
+        needs_prior: Whether it needs a space of images that is learned from public ones.
         gets_hidden: Whether it gets HyperFL's activation z of each client, as single uploads reveal it.
         defaults: Default optimisation; None if the attack does not optimise.
         finds_images: Whether its results have images.
         check: Raises a ValueError with the reason if the attack cannot use a target network; None if it can use all.
+        check_without: Part that makes `check` unnecessary if it is sent, too; None if there is no such part.
     """
 
     title: str
@@ -46,10 +52,12 @@ class Attack:
     on_sums: bool = False
     needs_history: bool = False
     by_neighbours: bool = False
+    needs_prior: bool = False
     gets_hidden: bool = False
     defaults: Optimisation | None = None
     finds_images: bool = True
     check: Callable[[PublicKnowledge], None] | None = None
+    check_without: Part | None = None
 
     def applies_to(self, uploads: Iterable[Upload], *, summed: bool = False) -> bool:
         """Return whether it applies to a client's upload, or, if `summed`, to the sum of all clients' uploads."""
@@ -88,6 +96,47 @@ ATTACKS: Mapping[str, Attack] = {
         needs=("model", "layers", "classifier"),
         run=idlg.idlg,
         finds_images=False,
+    ),
+    "rog": Attack(
+        title="Gradient inversion at a quarter of the resolution",
+        source="Yue et al., USENIX Security 2023, without its post-processing",
+        needs=("model", "extractor", "hypernetwork"),
+        run=rog.rog,
+        check=head_gradient.check_extractor,
+        check_without="model",
+        defaults=rog.DEFAULTS,
+    ),
+    "rog-paper": Attack(
+        title="Gradient inversion at a quarter of the resolution, all private parts searched for",
+        source="Guo et al., AAAI 2025, appendix D, without post-processing",
+        needs=("hypernetwork",),
+        run=rog.rog_paper,
+        defaults=rog.DEFAULTS,
+    ),
+    "tailored": Attack(
+        title="Inversion of the features in the upload",
+        source="Guo et al., AAAI 2025, appendix D; the readings: this project",
+        needs=("hypernetwork",),
+        run=tailored.tailored,
+        check=head_gradient.check_extractor,
+        defaults=tailored.DEFAULTS,
+    ),
+    "dlg": Attack(
+        title="Deep leakage from gradients",
+        source="Zhu et al., NeurIPS 2019",
+        needs=("model",),
+        run=dlg.dlg,
+        defaults=dlg.DEFAULTS,
+    ),
+    "ig-prior": Attack(
+        title="Gradient inversion with a learned prior",
+        source="Jeon et al., NeurIPS 2021; the prior and the search: this project",
+        needs=("model", "extractor", "hypernetwork"),
+        needs_prior=True,
+        run=ig_prior.ig_prior,
+        check=head_gradient.check_extractor,
+        check_without="model",
+        defaults=ig_prior.DEFAULTS,
     ),
     "encoder-gradient": Attack(
         title="Head-gradient attack on the encoder",

@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 from hyperfl_flwr.app.methods import strategy_of
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.attacks.base import AttackSettings, IntArray, Reconstruction
-from hyperfl_flwr.attacks.optimiser_loop import Optimisation, Progress
+from hyperfl_flwr.attacks.optimisation import Optimisation
+from hyperfl_flwr.attacks.optimiser_loop import Progress
 from hyperfl_flwr.attacks.registry import ATTACKS, Attack
 from hyperfl_flwr.attacks.scoring import Comparison, compare
 from hyperfl_flwr.audit.by_network import check_knowledge, run_by_network
 from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.history import ObservationHistory, require_history
 from hyperfl_flwr.audit.neighbour_view import attackable_clients
+from hyperfl_flwr.audit.prior import prior_of
 from hyperfl_flwr.audit.record_round import (
     AttackedRound,
     ObservationFiles,
@@ -62,7 +64,8 @@ class Options:
         by_neighbours: Whether the end clients of a chain attack their neighbours, instead of the server all clients.
         iterations: Iterations of each attack's optimisation; None means the attack's default.
         restarts: Random starts of each attack's optimisation; None means the attack's default.
-        total_variation: Weight of the prior; None means the attack's default.
+        total_variation: Weight of the prior of smoothness; None means the attack's default.
+        prior: Data set from whose images the attacker learns a prior; empty for none.
     """
 
     attacks: Sequence[str] = ()
@@ -74,6 +77,7 @@ class Options:
     iterations: int | None = None
     restarts: int | None = None
     total_variation: float | None = None
+    prior: str = ""
 
     def __post_init__(self) -> None:
         """Raise a ConfigError if `summed` and `labels_known` are both set: attacks on a sum do not use labels."""
@@ -142,7 +146,12 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
     use_weights(config.lpm.weights)
     clients = attackable_clients(config) if options.by_neighbours else range(number)
     target = AttackedRound(
-        config=config, clients=clients, trained=trained, summed=options.summed, by_neighbours=options.by_neighbours
+        config=config,
+        clients=clients,
+        trained=trained,
+        summed=options.summed,
+        by_neighbours=options.by_neighbours,
+        prior=options.prior,
     )
     check_knowledge(target)  # loads the data, so that missing data are reported before anything starts
     return target
@@ -207,6 +216,7 @@ def audit(
     if needs_history := any(ATTACKS[name].needs_history for name in names):
         require_history(target)
     labels = [images_of(target, client)[1] for client in target.clients] if options.labels_known else None
+    prior = prior_of(target, progress("prior")) if any(ATTACKS[name].needs_prior for name in names) else None
     findings = {}
     with tempfile.TemporaryDirectory() as folder:
         recorded = observed or record_round(target, Path(folder))
@@ -218,6 +228,7 @@ def audit(
                 labels=labels,
                 hidden=leaked_activations(target, recorded) if ATTACKS[name].gets_hidden else None,
                 optimisation=options.optimisation(ATTACKS[name]),
+                space=prior if ATTACKS[name].needs_prior else None,
                 seed=target.config.seed,
                 device=resolve_device(target.config.device),
                 progress=progress(name),

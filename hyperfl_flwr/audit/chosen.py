@@ -1,10 +1,11 @@
 """Choose the attacks of an audit: all that apply to what the server sees of a method, or those that were named."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hyperfl_flwr.attacks.registry import ATTACKS, Attack, attacks_on
 from hyperfl_flwr.audit.record_round import AttackedRound
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.method import Part
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.methods import METHODS
 
@@ -24,21 +25,29 @@ def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
     for name in names:
         if name not in ATTACKS:
             raise ConfigError(f"there is no attack {name!r}; known: {', '.join(ATTACKS)}{nearest(name, ATTACKS)}")
+        if ATTACKS[name].needs_prior and not target.prior:
+            raise ConfigError(f"{name} needs public images of another data set: name it with --prior")
         if name not in possible:
             raise ConfigError(f"{name} does not apply to {method}; what does: {', '.join(possible) or 'nothing'}")
-    unfit = {name: reason for name in possible if (reason := _unfit(ATTACKS[name], target))}
+    parts = {upload.part for upload in uploads}
+    unfit = {name: reason for name in possible if (reason := _unfit(ATTACKS[name], target, parts))}
     for name in names:
         if name in unfit:
             raise ConfigError(f"{name} does not apply to target = {target.config.target}: {unfit[name]}")
     possible = [name for name in possible if name not in unfit]
     if not possible:
         raise ConfigError(f"no attack of this project applies to {method}, which is no proof of safety")
+    if target.prior == target.config.dataset:
+        raise ConfigError(f"the prior must be learned from another data set than the attacked {target.prior}")
+    if target.prior and not any(ATTACKS[name].needs_prior for name in names or possible):
+        users = ", ".join(name for name, attack in ATTACKS.items() if attack.needs_prior)
+        raise ConfigError(f"--prior is for {users} only, which is not among the attacks; leave it out")
     return list(names) or possible
 
 
-def _unfit(attack: Attack, target: AttackedRound) -> str:
-    """Return why an attack cannot use the clients' networks; an empty text if it can."""
-    if attack.check is None:
+def _unfit(attack: Attack, target: AttackedRound, parts: Collection[Part]) -> str:
+    """Return why an attack cannot use the clients' networks, of which these parts are sent; empty if it can."""
+    if attack.check is None or attack.check_without in parts:
         return ""
     try:
         for client in target.clients[: len(target.config.targets)]:

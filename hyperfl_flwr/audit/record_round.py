@@ -52,9 +52,9 @@ class AttackedRound:
         trained: Run with the checkpoint and private state from which the round starts; None for fresh parameters.
         summed: Whether the server sees only the sum of these clients' uploads, as with secure sums.
         opened: Whether a run with secure sums has opened that sum; otherwise it is computed from single uploads.
-        by_neighbours: Whether the end clients of a chain attack instead of the server, see
-            `hyperfl_flwr.audit.neighbour_view`.
+        by_neighbours: Whether the end clients of a chain attack instead of the server, see `neighbour_view`.
         recorded_round: Number of the round if a run has recorded it; 0 if it is run for the attack.
+        prior: Data set of which the attacker has images; empty for none.
     """
 
     config: RunConfig
@@ -64,6 +64,7 @@ class AttackedRound:
     opened: bool = False
     by_neighbours: bool = False
     recorded_round: int = 0
+    prior: str = ""
 
     @property
     def num_steps(self) -> int:
@@ -83,7 +84,7 @@ class AttackedRound:
 
     def allows(self, attack: Attack) -> bool:
         """Return whether the attacker can run an attack on uploads to which it applies."""
-        if self.by_neighbours and not attack.by_neighbours:
+        if (self.by_neighbours and not attack.by_neighbours) or (attack.needs_prior and not self.prior):
             return False
         return not (self.opened and attack.gets_hidden)  # only single uploads reveal activations
 

@@ -46,6 +46,7 @@ def measure(target: AttackedRound, findings: Mapping[str, AttackResult], lpips: 
         "summed": target.summed,
         "opened": target.opened,
         "by_neighbours": target.by_neighbours,
+        "prior": target.prior,
         "samples_per_client": target.num_examples,
         "batch_size": config.batch_size,
         "local_steps": target.num_steps,
@@ -273,7 +274,9 @@ def _known(target: AttackedRound, findings: Mapping[str, AttackResult]) -> str:
     if target.opened:
         return "The attacks had the mean that the server opened with secure sums, and the settings."
     if not target.summed:
-        return "The attacks had the server's messages and the settings."
+        informed = [name for name, finding in findings.items() if finding.attack.needs_prior]
+        also = f"; {', '.join(informed)} also had images of {target.prior}" if informed else ""
+        return f"The attacks had the server's messages and the settings{also}."
     informed = [name for name, finding in findings.items() if finding.attack.gets_hidden]
     also = f"; {', '.join(informed)} also had the clients' activations, which single uploads reveal" if informed else ""
     return f"The attacks had the sum of the clients' messages and the settings{also}."

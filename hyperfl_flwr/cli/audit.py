@@ -58,6 +58,9 @@ def run_audit(
     total_variation: Annotated[
         float | None, typer.Option(help="Weight of the total-variation prior; default: the attack's own.")
     ] = None,
+    prior: Annotated[
+        str, typer.Option(help="Data set from whose images ig-prior learns, other than the attacked one.")
+    ] = "",
     labels_known: Annotated[bool, typer.Option("--labels-known", help="Give the attacks the true labels.")] = False,
     summed: Annotated[
         bool,
@@ -99,7 +102,7 @@ def run_audit(
     options = Options(
         attacks=[name.strip() for name in attacks.split(",") if name.strip()],
         num_images=num_images, samples=samples, labels_known=labels_known, iterations=iterations, restarts=restarts,
-        total_variation=total_variation, summed=summed, by_neighbours=by_neighbours,
+        total_variation=total_variation, summed=summed, by_neighbours=by_neighbours, prior=prior,
     )  # fmt: skip
     changes: dict[str, Scalar] = dict(parse_setting(text) for text in set_ or ())
     if data_root is not None:
@@ -107,11 +110,12 @@ def run_audit(
     named = {"method": method, "dataset": dataset}
     observed: ObservationFiles | None = None
     if by_neighbours:
-        others = {"--recorded": recorded, "--checkpoint": checkpoint, "--summed": summed}
+        others = {"--recorded": recorded, "--checkpoint": checkpoint, "--summed": summed, "--prior": prior}
         _refuse_combination("--by-neighbours", others)
     if recorded is not None:
         _refuse_combination("--recorded", {**named, "--checkpoint": checkpoint, "--samples": samples, "--set": set_})
         target, observed = recorded_round(recorded.absolute(), changes, summed=summed)
+        target = replace(target, prior=prior)
         options = replace(options, summed=target.summed)  # a run with secure sums has recorded a sum
     else:
         local: dict[str, Scalar] = {"batch-size": batch_size, "local-epochs": local_epochs}

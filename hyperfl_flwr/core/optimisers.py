@@ -9,7 +9,7 @@ from inspect import unwrap
 
 import torch
 
-__all__ = ["SGD", "Adam"]
+__all__ = ["LBFGS", "SGD", "Adam"]
 
 _add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
 _zero_grad = unwrap(torch.optim.Optimizer.zero_grad)
@@ -31,3 +31,11 @@ class Adam(torch.optim.Adam):
     add_param_group = _add_param_group
     zero_grad = _zero_grad
     step = _without_grad(unwrap(torch.optim.Adam.step))
+
+
+class LBFGS(torch.optim.LBFGS):
+    """`torch.optim.LBFGS` without compiler support."""
+
+    add_param_group = _add_param_group
+    zero_grad = _zero_grad
+    step = _without_grad(unwrap(torch.optim.LBFGS.step))

@@ -113,7 +113,7 @@ def test_the_command_writes_everything_and_says_what_it_found(tmp_path: Path) ->
     words = ["audit", "--num-images", "2", "--iterations", "3", "--set", "hyperfl.hidden-width=8"]
     result = CliRunner().invoke(cli, [*words, "--output", str(tmp_path / "a")], catch_exceptions=False)
     assert result.exit_code == 0
-    assert result.output.count("After one step on 1 image, ") == 2
+    assert result.output.count("After one step on 1 image, ") == 5
     assert result.output.split()[-1] == str(tmp_path / "a" / "audit.html")
     document = json.loads((tmp_path / "a" / "audit.json").read_text())
     for found in document["attacks"].values():
@@ -151,8 +151,11 @@ def test_what_a_run_has_recorded_is_attacked(federate: Federate) -> None:
         (["--attacks", "nonsense"], "there is no attack 'nonsense'"),
         (
             ["--attacks", "ig", "--method", "hyperfl"],
-            "ig does not apply to hyperfl; what does: ig-paper, head-gradient",
+            "ig does not apply to hyperfl; what does: ig-paper, head-gradient, rog, rog-paper, tailored",
         ),
+        (["--attacks", "ig-prior"], "ig-prior needs public images of another data set: name it with --prior"),
+        (["--attacks", "rog", "--prior", "mnist"], "--prior is for ig-prior only, which is not among the attacks"),
+        (["--prior", "digits"], "the prior must be learned from another data set than the attacked digits"),
         (["--method", "local"], "no attack of this project applies to local"),
         (["--num-images", "5", "--batch-size", "4"], "must be a multiple of the samples per client, 4"),
         (["--checkpoint", "/nowhere", "--method", "fedavg"], "--method cannot be given with --checkpoint"),
@@ -193,7 +196,7 @@ def test_the_owner_is_warned_of_tiny_clients_and_of_nothing_else() -> None:
 
 def test_chosen_attacks_are_those_of_the_method() -> None:
     fedrep, fedavg = (make_target(settings(method=name), Options(num_images=2)) for name in ("fedrep", "fedavg"))
-    assert chosen_attacks([], fedrep) == ["head-gradient"]
+    assert chosen_attacks([], fedrep) == ["head-gradient", "rog"]
     assert chosen_attacks(["idlg"], fedavg) == ["idlg"]
     data = load_federated_data(make_target(settings(), Options(num_images=4)).config.data_settings())
     assert data.num_clients == 4
@@ -202,8 +205,8 @@ def test_chosen_attacks_are_those_of_the_method() -> None:
 def test_the_encoder_is_attacked_while_it_travels(federate: Federate) -> None:
     """In the first phase (round 1 of 2, or a round run for the attack) it is attacked, in the last round it is not."""
     fresh = make_target(settings(method="it-pfl"), Options(num_images=2))
-    assert chosen_attacks([], fresh) == ["ig", "head-gradient", "idlg", "encoder-gradient"]
-    for recorded, attacks in (("1", chosen_attacks([], fresh)), ("2", ["ig", "head-gradient", "idlg"])):
+    assert chosen_attacks([], fresh) == ["ig", "head-gradient", "idlg", "rog", "dlg", "encoder-gradient"]
+    for recorded, attacks in (("1", chosen_attacks([], fresh)), ("2", chosen_attacks([], fresh)[:-1])):
         run = federate("it-pfl", **{"audit.clients": "0", "audit.rounds": recorded, "data.train-samples": 2})
         target, observed = recorded_round(run, {})
         assert chosen_attacks([], target) == attacks

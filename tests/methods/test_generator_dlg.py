@@ -14,7 +14,7 @@ from hyperfl_flwr.attacks.dual_difference import _halves, _read_halves
 from hyperfl_flwr.attacks.generator_dlg import noise_space
 from hyperfl_flwr.attacks.generator_labels import label_shares, private_counts
 from hyperfl_flwr.attacks.ig import _simulation
-from hyperfl_flwr.attacks.optimiser_loop import Optimisation
+from hyperfl_flwr.attacks.optimisation import Optimisation
 from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.attacks.scoring import match
 from hyperfl_flwr.audit.audit import Options, audit, images_of

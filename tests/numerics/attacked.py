@@ -55,20 +55,27 @@ def arrays_of(module: nn.Module, group: str) -> dict[str, np.ndarray]:
 
 
 def knowledge_of(
-    method: str, data: Samples, epochs: Epochs, *, clip: float = 0.0, pull: float = 0.0, frozen: bool = False
+    method: str,
+    data: Samples,
+    epochs: Epochs,
+    *,
+    clip: float = 0.0,
+    pull: float = 0.0,
+    frozen: bool = False,
+    target: str = "cnn",
 ):
     steps = LocalSteps(**vars(epochs), learning_rate=RATE, clip_norm=clip, pull=pull)
     form = HypernetworkForm(
         embedding_dim=64, hidden_width=128, initialisation="hyperfan-bias", embedding_frozen=frozen
     )  # fmt: skip
     return PublicKnowledge(
-        target="cnn", input_shape=tuple(data.train_images.shape[1:]), num_classes=10, mean=(MEAN,), std=(STD,),
+        target=target, input_shape=tuple(data.train_images.shape[1:]), num_classes=10, mean=(MEAN,), std=(STD,),
         training=PublicTraining(steps=steps, hypernetwork=form), form=METHODS[method].uploads[0].form,
     )  # fmt: skip
 
 
-def target_for(data: Samples):
-    target = build_target("cnn", tuple(data.train_images.shape[1:]), 10)
+def target_for(data: Samples, name: str = "cnn"):
+    target = build_target(name, tuple(data.train_images.shape[1:]), 10)
     target.load_state_dict(ordinary_parameters(target, torch_generator(0, "model")), assign=True)
     return target
 
@@ -121,19 +128,27 @@ def hyperfl(
     return Attacked(observation, knowledge_of("hyperfl", data, epochs, clip=clip, frozen=frozen), secrets)
 
 
-def fedavg(data: Samples, epochs: Epochs, *, method: str = "fedavg", clip: float = 0.0, pull: float = 0.0) -> Attacked:
+def fedavg(
+    data: Samples,
+    epochs: Epochs,
+    *,
+    method: str = "fedavg",
+    clip: float = 0.0,
+    pull: float = 0.0,
+    target: str = "cnn",
+) -> Attacked:
     """Run a round of FedAvg or FedProx, or of a method such as pFedHN that replies with the model's change."""
-    target = target_for(data)
-    before = arrays_of(target, "model")
-    parameters = list(target.parameters())
+    network = target_for(data, target)
+    before = arrays_of(network, "model")
+    parameters = list(network.parameters())
     anchor = [parameter.detach().clone() for parameter in parameters]
     everything = ParameterSet(parameters=parameters, learning_rate=RATE, clip_norm=clip, pull=pull, anchor=anchor)
-    train_epochs(target, [everything], data, epochs, np.random.default_rng(0))
-    after = arrays_of(target, "model")
+    train_epochs(network, [everything], data, epochs, np.random.default_rng(0))
+    after = arrays_of(network, "model")
     changes = METHODS[method].uploads[0].form == "decrease"
     reply = {key: before[key] - after[key] for key in before} if changes else after
     observation = Observation(received=before, reply=reply, num_examples=len(data.train_labels))
-    return Attacked(observation, knowledge_of(method, data, epochs, clip=clip, pull=pull), {})
+    return Attacked(observation, knowledge_of(method, data, epochs, clip=clip, pull=pull, target=target), {})
 
 
 def it_pfl(data: Samples, epochs: Epochs, *, clip: float = 0.0) -> Attacked:

@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment
 
 from hyperfl_flwr.attacks.base import AttackSettings
 from hyperfl_flwr.attacks.channels import head_rows, separate_ica, separate_known
-from hyperfl_flwr.attacks.optimiser_loop import Optimisation
+from hyperfl_flwr.attacks.optimisation import Optimisation
 from hyperfl_flwr.attacks.readout import mean_gradients, read_out
 from hyperfl_flwr.attacks.registry import ATTACKS, attacks_on
 from hyperfl_flwr.attacks.scoring import CLEAR_MARGIN, compare, verdict

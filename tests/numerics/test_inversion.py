@@ -12,7 +12,8 @@ from hyperfl_flwr.attacks.base import AttackSettings
 from hyperfl_flwr.attacks.head_gradient import least_squares_cotangents
 from hyperfl_flwr.attacks.last_layer import LastLinear, last_layer_of
 from hyperfl_flwr.attacks.objectives import cosine_distance, relative_squared_error
-from hyperfl_flwr.attacks.optimiser_loop import Optimisation, Problems, solve
+from hyperfl_flwr.attacks.optimisation import Optimisation
+from hyperfl_flwr.attacks.optimiser_loop import Problems, solve
 from hyperfl_flwr.attacks.priors import total_variation
 from hyperfl_flwr.attacks.registry import ATTACKS, attacks_on
 from hyperfl_flwr.attacks.scoring import CLEAR_MARGIN, compare, verdict
@@ -266,7 +267,9 @@ def test_cuda_computes_the_same(name, method):
 
 
 def test_the_table_says_what_applies():
-    assert attacks_on(METHODS["hyperfl"].uploads) == ["ig-paper", "head-gradient"]
+    assert attacks_on(METHODS["hyperfl"].uploads) == [
+        "ig-paper", "head-gradient", "rog", "rog-paper", "tailored", "ig-prior",
+    ]  # fmt: skip
     assert attacks_on(METHODS["local"].uploads) == []
     hidden = fedrep(samples(*digits(1)), STEP)
     with pytest.raises(ValueError, match="private"):

@@ -211,7 +211,7 @@ def test_a_method_needs_no_more_than_two_files(checkout: Path, federate: Federat
     assert "[tool.flwr.app.config.mine]\nfactor = 4.0\n" in (checkout / "pyproject.toml").read_text()
     assert "### `mine.factor`\n" in (checkout / "docs" / "reference" / "settings.md").read_text()
     assert "How much longer a step is" in in_checkout(checkout, "-m", "hyperfl_flwr", "settings", "mine.")
-    assert in_checkout(checkout, "-c", ATTACKS_ON_MINE) == "ig head-gradient idlg\n"
+    assert in_checkout(checkout, "-c", ATTACKS_ON_MINE) == "ig head-gradient idlg rog dlg ig-prior\n"
     settings = small_settings(method="mine", num_clients=2)
     (tmp_path / "small.toml").write_text(settings_text(settings))
     run = tmp_path / "mine"
