@@ -30,6 +30,8 @@ class AttackSettings:
     Attributes:
         labels: Labels [n] of each client, if the scenario gives them to the server; otherwise None.
         hidden: HyperFL's activation z [p] of each client, if the server read it off an earlier single upload.
+        public_images: Images [m, C, H, W] in [0, 1] of the clients' kind that anyone can get, for attacks of a server
+            that cheats; None for the others.
         optimisation: Settings of the optimisation; None uses the attack's defaults.
         seed: Seed of the random starts.
         device: Device on which the optimisation runs.
@@ -39,6 +41,7 @@ class AttackSettings:
 
     labels: Sequence[IntArray] | None = None
     hidden: Sequence[Tensor] | None = None
+    public_images: FloatArray | None = None
     optimisation: Optimisation | None = None
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))

@@ -21,7 +21,8 @@ from hyperfl_flwr.launch.console import err, out, parse_setting
 if TYPE_CHECKING:
     from hyperfl_flwr.attacks.optimiser_loop import Progress as OnProgress
     from hyperfl_flwr.audit.audit import AttackResult, Options
-    from hyperfl_flwr.audit.record_round import AttackedRound, ObservationFiles
+    from hyperfl_flwr.audit.observation_files import ObservationFiles
+    from hyperfl_flwr.audit.record_round import AttackedRound
 
 audits = typer.Typer()
 
@@ -69,6 +70,10 @@ def run_audit(
             "--by-neighbours", help="Let the first and last client of priv-hfl's chain attack their neighbours."
         ),
     ] = False,
+    cheating: Annotated[
+        bool,
+        typer.Option("--cheating", help="Let the server cheat: it sends forged weights that make uploads reveal more."),
+    ] = False,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Start from the last checkpoint of the run in this folder.")
     ] = None,
@@ -99,7 +104,7 @@ def run_audit(
     options = Options(
         attacks=[name.strip() for name in attacks.split(",") if name.strip()],
         num_images=num_images, samples=samples, labels_known=labels_known, iterations=iterations, restarts=restarts,
-        total_variation=total_variation, summed=summed, by_neighbours=by_neighbours,
+        total_variation=total_variation, summed=summed, by_neighbours=by_neighbours, cheating=cheating,
     )  # fmt: skip
     changes: dict[str, Scalar] = dict(parse_setting(text) for text in set_ or ())
     if data_root is not None:
@@ -108,9 +113,10 @@ def run_audit(
     observed: ObservationFiles | None = None
     if by_neighbours:
         others = {"--recorded": recorded, "--checkpoint": checkpoint, "--summed": summed}
-        _refuse_combination("--by-neighbours", others)
+        _refuse_combination("--by-neighbours", {**others, "--cheating": cheating})
     if recorded is not None:
-        _refuse_combination("--recorded", {**named, "--checkpoint": checkpoint, "--samples": samples, "--set": set_})
+        own = {**named, "--checkpoint": checkpoint, "--samples": samples, "--set": set_, "--cheating": cheating}
+        _refuse_combination("--recorded", own)
         target, observed = recorded_round(recorded.absolute(), changes, summed=summed)
         options = replace(options, summed=target.summed)  # a run with secure sums has recorded a sum
     else:
