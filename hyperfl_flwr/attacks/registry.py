@@ -7,6 +7,7 @@ from hyperfl_flwr.attacks import (
     channels,
     dual_difference,
     encoder_gradient,
+    fishing,
     generator_dlg,
     head_gradient,
     idlg,
@@ -163,6 +164,15 @@ ATTACKS: Mapping[str, Attack] = {
         run=trap_weights.trap_weights,
         forge=trap_weights.forge_trap_weights,
         check=check_first_linear,
+    ),
+    "fishing": Attack(
+        title="Fishing for one class",
+        source="Wen et al., ICML 2022",
+        needs=("model",),
+        run=fishing.fishing,
+        forge=fishing.forge_fishing,
+        check=head_gradient.check_extractor,
+        defaults=head_gradient.DEFAULTS,
     ),
 }
 """Attacks by name."""
