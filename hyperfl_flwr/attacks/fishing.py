@@ -1,7 +1,7 @@
 """Fish for the images of one class: a cheating server forges the shared classifier so that only they have a gradient.
 
 Wen, Geiping, Fowl, Goldblum, Goldstein: "Fishing for User Data in Large-Batch Federated Learning via Gradient
-Magnification", ICML 2022, class fishing. All rows of the classifier are zero except that of one class c, of which the bias
+Magnification", ICML 2022, class fishing. All rows of the classifier are zero except that of one class c, whose bias
 makes its probability p_c nearly zero. The gradient that reaches the features a_n of an image with label y_n is then
 
     dL/da_n = W_c (p_c - 1[y_n = c])
@@ -9,8 +9,8 @@ makes its probability p_c nearly zero. The gradient that reaches the features a_
 nearly zero for all other classes, however large the batch. If it has one image of class c, the extractor's gradient is
 that of this image alone, and `hyperfl_flwr.attacks.head_gradient` finds it as if it had been alone in the batch.
 
-The server fishes for one class in a round. The paper's feature fishing, which separates several images of one class over
-some rounds, is not used here: with two images of the class the search is for their mean gradient.
+The server fishes for one class in a round. The paper's feature fishing, which separates several images of one class
+over some rounds, is not used here: with two images of the class the search is for their mean gradient.
 """
 
 from collections.abc import Sequence

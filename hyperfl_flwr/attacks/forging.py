@@ -4,9 +4,9 @@ A fully connected layer a = W u + b has for each of its rows j the gradients
 
     dL/dW_j = sum_n delta_nj u_n      dL/db_j = sum_n delta_nj      delta_nj = dL/da_nj
 
-If the server arranges that a single image n contributes to a row, the ratio of the two is u_n, exactly. The attacks forge
-the first fully connected layer of the feature extractor for that. No server can add a layer, as the clients build the
-network from the run's settings, so what is below this layer decides what u_n says about the image:
+If the server arranges that a single image n contributes to a row, the ratio of the two is u_n, exactly. The attacks
+forge the first fully connected layer of the feature extractor for that. No server can add a layer, as the clients build
+the network from the run's settings, so what is below this layer decides what u_n says about the image:
 
 - Nothing with parameters (perceptrons): u_n is the image.
 - Convolutions: `pass_through` forges them so that rectifiers change nothing. Max pooling cannot be undone: each number
@@ -45,14 +45,14 @@ from hyperfl_flwr.runs.observation import Arrays, Observation
 Forge = Callable[[Arrays, PublicKnowledge, FloatArray, int], Arrays]
 """Makes what a cheating server sends, from what an honest one would send, by `group/name`.
 
-Further arguments: public knowledge, public images [m, C, H, W] in [0, 1] of the same kind as the clients', and the
-number of training samples in the upload that the server will read. The result has the same names, shapes and types."""
+Further arguments: public knowledge, public images [m, C, H, W] in [0, 1] of the clients' kind, and the number of
+training samples in the upload that the server will read. The result has the same names, shapes and types."""
 
 BACKWARD = 0.1
-"""Assumed size of dL/da of one image at a unit of an honest layer that is followed by a classifier with initial values."""
+"""Assumed size of dL/da of one image at a unit that is followed by layers with initial values."""
 
 _SIZE = 0.1
-"""Length of each forged filter. What several steps change in it, relative to its length, is proportional to its square."""
+"""Length of each forged filter. What several steps change in it, relative to its length, grows with its square."""
 
 _RIDGE = 0.1
 """Ridge of the decoder, relative to the mean variance of its inputs."""
@@ -104,8 +104,8 @@ def first_linear(knowledge: PublicKnowledge) -> FirstLinear:
     """Find the layer that the attacks forge in a run's target network.
 
     Raises:
-        ValueError: If the extractor is no sequence of convolutions, pooling, rectifiers, and fully connected layers each
-            followed by a rectifier.
+        ValueError: If the extractor is no sequence of convolutions, pooling, rectifiers, and fully connected layers,
+            each followed by a rectifier.
     """
     target = build_structure(knowledge)
     extractor = target.extractor

@@ -2,23 +2,24 @@
 
 Fowl, Geiping, Czaja, Goldblum, Goldstein: "Robbing the Fed: Directly Obtaining Private Data in Federated Learning with
 Modified Models", ICLR 2022. All m rows of the first fully connected layer measure the same number h of an image, and
-have ascending thresholds c_1 < ... < c_m as biases: row j is active for the images with h > c_j. If all rows get the same
-gradient delta_n from above, the difference of the gradients of two neighbouring rows
+have ascending thresholds c_1 < ... < c_m as biases: row j is active for the images with h > c_j. If all rows get the
+same gradient delta_n from above, the difference of the gradients of two neighbouring rows
 
     G_j - G_(j+1) = sum over n with c_j < h_n <= c_(j+1) of delta_n [u_n, 1]
 
-holds the images of one bin, and its ratio is the image if it is alone there. The thresholds are the quantiles of h among
-public images. Of B images (1 - 1/m)^(B - 1) are expected to be alone: 78 % of 50 images in 200 bins, and 5 % of 600.
+holds the images of one bin, and its ratio is the image if it is alone there. The thresholds are the quantiles of h
+among public images, and h is their first principal component. Of B images (1 - 1/m)^(B - 1) are expected to be alone:
+78 % of 50 images in 200 bins, and 5 % of 600.
 
 Equal gradients from above need equal columns in the next fully connected layer. That is a second layer of the extractor
 (mlp, lenet) or the classifier where it is shared (cnn of fedavg). Where it is private, see
 `hyperfl_flwr.attacks.trap_weights`.
 
 Several steps. What the layer learns moves its thresholds. With the factor S before W and b, a step moves them by
-r = eta delta / S times |u|^2; the server chooses r, since it chooses S and the next layer's weights a, so that all steps
+r = eta delta / S times |u|^2. The server chooses r, since it chooses S and the next layer's weights, so that all steps
 together move a threshold by about a tenth of a bin. A smaller r would lose the images in the rounding to float32. The
-columns of the next layer move apart by what is proportional to the square of the learning rate eta, which the server
-sets, too: through many steps the attack needs a small one.
+columns of the next layer move apart in proportion to the square of the learning rate eta, which the server sets, too:
+through many steps the attack needs a small one.
 """
 
 from collections.abc import Sequence
@@ -46,6 +47,7 @@ mostly cancel, it is about a twentieth of that."""
 
 _FEATURES = 0.1
 """Largest output of the layer above the imprint layer, so that no classifier saturates."""
+
 
 def check_imprint(knowledge: PublicKnowledge) -> None:
     """Check that the attack can forge a run's target network.

@@ -161,7 +161,7 @@ def read_out(observation: Observation, knowledge: PublicKnowledge) -> Readout:
 
 
 def target_names(keys: Iterable[str]) -> dict[str, str]:
-    """Return the target network's name of each parameter that is sent as itself, by `group/name`; others are left out."""
+    """Return the target network's name of each parameter that is sent as itself, by `group/name`, without others."""
     prefixes = {"model": "", "layers": "", EXTRACTOR: f"{EXTRACTOR}.", CLASSIFIER: f"{CLASSIFIER}."}
     parts = {key: key.partition("/") for key in keys}
     return {key: prefixes[group] + name for key, (group, _, name) in parts.items() if group in prefixes}

@@ -2,13 +2,13 @@
 
 Boenisch, Dziedzic, Schuster, Shamsabadi, Shumailov, Papernot: "When the Curious Abandon Honesty: Federated Learning Is
 Not Private", EuroS&P 2023. Each row of the layer is active for few images, and the ratio of the row's gradients is the
-image if it is active for a single one, whatever comes from above: neither the classifier nor any other layer above needs
-to be known or forged. The paper makes rows rare by scaling down the positive half of random weights; here a row is a
-random direction h_j, with the bias -c_j such that one of n public images is above c_j, for the n images that a client
-holds. A row is then active for exactly one of them with the probability (1 - 1/n)^(n - 1), about 37 %.
+image if it is active for a single one, whatever comes from above: neither the classifier nor any other layer above
+needs to be known or forged. The paper makes rows rarely active by scaling down the positive half of random weights;
+here a row is a random direction h_j, with the bias -c_j such that one of n public images is above c_j, for the n
+images that a client holds. A row is then active for exactly one of them with the probability (1 - 1/n)^(n - 1), about
+37 %.
 
-Where the rectifier is leaky (cnn), every other image still contributes with the slope 0.01, which is an error that grows
-with n.
+Where the rectifier is leaky (cnn), every other image still contributes with the slope 0.01: an error that grows with n.
 
 Several steps. An image moves the row that it activates. With the factor S before h_j and c_j, its steps together move
 the row's output for the image by a twentieth of that output's standard deviation, so that few images become active or
@@ -66,7 +66,7 @@ def trap_weights(
         settings: Settings of the attack; only `public_images` is used.
 
     Returns:
-        One image for each of the layer's m rows; that of a row without a gradient is the one that normalisation makes 0.
+        One image for each of the layer's m rows; of a row without a gradient, the one that normalisation makes 0.
 
     Raises:
         ValueError: If the attack cannot use the target network, see `hyperfl_flwr.attacks.forging.first_linear`.

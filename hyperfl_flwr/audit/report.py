@@ -249,9 +249,9 @@ def _facts(document: Mapping[str, Any], known: str) -> str:
     cheats = f"{CHEATS} " if document["cheating"] else ""
     clients, samples = counted(document["clients"], "client"), counted(document["samples_per_client"], "image")
     return (
-        f"{cheats}{clients} with {samples} each, {state}. What leaves a client: {METHODS[document['method']].sends}. {known} "
-        f"Reconstructions were assigned to the private images afterwards. Controls: as many unrelated images, and the "
-        f"mean image."
+        f"{cheats}{clients} with {samples} each, {state}. What leaves a client: "
+        f"{METHODS[document['method']].sends}. {known} Reconstructions were assigned to the private images afterwards. "
+        f"Controls: as many unrelated images, and the mean image."
     )
 
 

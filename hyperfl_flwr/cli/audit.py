@@ -217,13 +217,14 @@ def list_attacks() -> None:
     from hyperfl_flwr.attacks.registry import ATTACKS
     from hyperfl_flwr.methods import METHODS
 
-    listed = Table("name", "what it is", "source", "on", "on sums of")
+    listed = Table("name", "what it is", "source", "server", "on", "on sums of")
     for name, attack in ATTACKS.items():
         single, summed = (
             ", ".join(method.name for method in METHODS.values() if attack.applies_to(method.uploads, summed=summed))
             for summed in (False, True)
         )
-        listed.add_row(name, attack.title, attack.source, single, summed)
+        server = "curious" if attack.forge is None else "cheats"
+        listed.add_row(name, attack.title, attack.source, server, single, summed)
     out.print(listed)
 
 

@@ -17,8 +17,8 @@ from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.audit.audit import Options, attack, audit, make_target
 from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.forged_round import forging, public_images
-from hyperfl_flwr.audit.record_round import AttackedRound, view
 from hyperfl_flwr.audit.observation_files import OpeningFiles
+from hyperfl_flwr.audit.record_round import AttackedRound, view
 from hyperfl_flwr.audit.report import write_audit
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.run_config import RunConfig
@@ -62,7 +62,7 @@ def test_an_attack_says_which_server_it_needs() -> None:
         chosen_attacks(["imprint"], target(Options(num_images=12, samples=12)))
     with pytest.raises(ConfigError, match="in head-gradient the server follows the protocol; leave --cheating out"):
         chosen_attacks(["head-gradient"], target())
-    with pytest.raises(ConfigError, match="imprint does not apply to target = cnn: .* private classifier"):
+    with pytest.raises(ConfigError, match=r"imprint does not apply to target = cnn: .* private classifier"):
         chosen_attacks(["imprint"], target(target="cnn"))
     assert chosen_attacks([], target(target="cnn")) == ["trap-weights"]
     with pytest.raises(ConfigError, match="no attack of this project applies to pfedhn"):

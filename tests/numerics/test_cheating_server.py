@@ -65,7 +65,8 @@ def observed(knowledge, received, images, labels):
         parameter.requires_grad_()
     rng = np.random.default_rng(0)
     if is_whole:
-        train_epochs(target, [ParameterSet(parameters=list(target.parameters()), learning_rate=RATE)], data, epochs, rng)
+        whole = ParameterSet(parameters=list(target.parameters()), learning_rate=RATE)
+        train_epochs(target, [whole], data, epochs, rng)
     else:
         rates = FedRepRates(classifier=0.1, extractor=RATE)
         train_fedrep(target.extractor, target.classifier, data, epochs, rates, rng)
@@ -136,7 +137,7 @@ def test_neither_an_honest_broadcast_nor_another_client_shows_the_images(name):
 
 
 def test_few_images_need_no_forged_weights_in_a_perceptron():
-    """Honest rows, too, are active for single images of a small batch (Boenisch et al., "passive leakage")."""
+    """Honest rows, too, are active for single images of a small batch (Boenisch et al.)."""
     knowledge = knowledge_of()
     images, labels = digits(20)
     found = psnr(read("trap-weights", observed(knowledge, sent_by(knowledge), images, labels), knowledge), images)
@@ -187,7 +188,7 @@ def test_the_forged_convolutions_keep_their_outputs_positive(target, shape):
     values = pass_through(layer, images)
     outputs, smallest = images, []
     for name, below in layer.below.named_children():
-        own = {part: values[f"extractor.{name}.{part}"] for part in ("weight", "bias")} if list(below.parameters()) else {}
+        own = {part: values[f"extractor.{name}.{part}"] for part, _ in below.named_parameters()}
         outputs = functional_call(below, own, (outputs,))
         smallest += [float(outputs.min())] if own else []
     assert len(smallest) >= 2
@@ -210,7 +211,7 @@ def test_images_are_read_through_convolutions():
 
 
 def test_a_forged_hypernetwork_generates_the_trap_for_every_embedding():
-    """theta is the head bias for each v, bit for bit, and a step changes nothing else."""
+    """The weights theta are the head biases for each v, bit for bit, and a step changes nothing else."""
     knowledge = knowledge_of(private=True)
     extractor = target_of(knowledge).extractor
     network = Hypernetwork(extractor, embedding_dim=6, hidden_width=5)
@@ -220,7 +221,7 @@ def test_a_forged_hypernetwork_generates_the_trap_for_every_embedding():
         setattr(owner, parameter.rpartition(".")[2], nn.Parameter(torch.randn(shape)))
     sent = arrays_of(network, "hypernetwork")
     forged = forge_imprint(sent, knowledge, PUBLIC, 20)
-    assert {key: (v.shape, v.dtype) for key, v in forged.items()} == {key: (v.shape, v.dtype) for key, v in sent.items()}
+    assert [(key, v.shape, v.dtype) for key, v in forged.items()] == [(k, v.shape, v.dtype) for k, v in sent.items()]
     plain = forge_imprint(sent_by(knowledge, "extractor"), knowledge, PUBLIC, 20)
     network.load_state_dict({key.partition("/")[2]: torch.from_numpy(value) for key, value in forged.items()})
     layer = first_linear(knowledge)
@@ -261,7 +262,8 @@ def test_fishing_leaves_the_gradient_of_the_only_image_of_the_class(is_forged):
     together = read_out(observed(knowledge, received, images, labels), knowledge).gradient
     one = observed(knowledge, received, images[position : position + 1], labels[position : position + 1])
     alone = read_out(one, knowledge).gradient
-    errors = [relative_error(8 * value, alone[name]) for name, value in together.items() if name.startswith("extractor")]
+    names = [name for name in together if name.startswith("extractor")]
+    errors = [relative_error(8 * together[name], alone[name]) for name in names]
     assert max(errors) < 1e-3 if is_forged else min(errors) > 0.5
 
 
@@ -291,7 +293,7 @@ def test_what_cannot_be_forged_is_refused():
 
 
 def test_the_table_matches_what_the_server_sends():
-    """Models that the server makes for each client are not forged; honest attacks are not those of a cheating server."""
+    """Models that the server makes for each client are not forged; honest attacks are not a cheating server's."""
     for name in ("fedavg", "fedrep", "hyperfl", "hyperfl-frozen"):
         assert attacks_on(METHODS[name].uploads, cheating=True)[:2] == ["imprint", "trap-weights"]
         assert attacks_on(METHODS[name].uploads, summed=True, cheating=True)[:2] == ["imprint", "trap-weights"]
