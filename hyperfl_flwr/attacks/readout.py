@@ -56,7 +56,7 @@ _ACTIVE = 1e-4
 
 _STATISTICS = (".running_mean", ".running_var")
 
-_OTHER_GROUPS = ("encoder/", "embedding/", "control/")
+_OTHER_GROUPS = ("encoder/", "embedding/", "control/", "labels/")
 """Groups that are not part of the target network."""
 
 _AFTER: Mapping[Form, Callable[[Tensor, Tensor], Tensor]] = {
