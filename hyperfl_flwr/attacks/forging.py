@@ -112,8 +112,8 @@ def first_linear(knowledge: PublicKnowledge) -> FirstLinear:
     linear = [name for name, layer in extractor.named_children() if isinstance(layer, nn.Linear)]
     if not isinstance(extractor, nn.Sequential) or not linear or not _is_known(extractor):
         raise ValueError(
-            "forged weights need an extractor that is a sequence of convolutions and of fully connected layers, each "
-            "followed by a rectifier, without normalisation layers"
+            "forged weights need an extractor that is a sequence of convolutions and of fully connected layers with "
+            "biases, each followed by a rectifier, without normalisation layers"
         )
     names = [name for name, _ in extractor.named_children()]
     return FirstLinear(
@@ -127,11 +127,12 @@ def first_linear(knowledge: PublicKnowledge) -> FirstLinear:
 def _is_known(extractor: nn.Sequential) -> bool:
     """Return whether the layers are convolutions, then linear ones with rectifiers, and layers without parameters."""
     weighted = [layer for layer in extractor if any(True for _ in layer.parameters())]
-    kinds = [type(layer) for layer in weighted]
+    kinds, biased = [type(layer) for layer in weighted], all(len(list(layer.parameters())) == 2 for layer in weighted)
     number = kinds.count(nn.Conv2d)
     rectified = [isinstance(after, _RECTIFIERS) for layer, after in pairwise(extractor) if isinstance(layer, nn.Linear)]
     ordered = kinds == [nn.Conv2d] * number + [nn.Linear] * (len(kinds) - number)
-    return ordered and len(rectified) == len(kinds) - number and all(rectified) and not list(extractor.buffers())
+    rectified_all = len(rectified) == len(kinds) - number and all(rectified)
+    return ordered and biased and rectified_all and not list(extractor.buffers())
 
 
 def check_first_linear(knowledge: PublicKnowledge) -> None:
