@@ -89,8 +89,8 @@ def methods_page() -> str:
     text = _with_table((ROOT / "docs" / "methods" / "index.md").read_text(), "methods", [*head, *rows])
     head = [
         "| method | secure sums | robust rules | `dp.epsilon` | a client can join | model for clients without labels "
-        "| attacks |",
-        "|---|---|---|---|---|---|---|",
+        "| attacks | attacks of a server that cheats |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     return _with_table(text, "capabilities", [*head, *map(_capabilities, METHODS)])
 
@@ -104,14 +104,18 @@ def _capabilities(name: str) -> str:
 
     modes = ", ".join(strategy_of(name).novel_modes)
     uploads = METHODS[name].uploads
-    attacks = [
-        f"`{attack}`{'' if row.applies_to(uploads) else ' (sums)'}"
-        for attack, row in ATTACKS.items()
-        if row.applies_to(uploads) or row.applies_to(uploads, summed=True)
-    ]
+    attacks = {
+        cheating: ", ".join(
+            f"`{attack}`{'' if row.applies_to(uploads) else ' (sums)'}"
+            for attack, row in ATTACKS.items()
+            if (row.forge is not None) == cheating and (row.applies_to(uploads) or row.applies_to(uploads, summed=True))
+        )
+        for cheating in (False, True)
+    }
     joins = client_of(name).can_join or has_new_clients(name)
     found = (_can_be_secure(name), _can_be_robust(name), client_of(name).has_noisy_steps, joins)
-    cells = [*("yes" if each else "no" for each in found), modes or "no", ", ".join(attacks) or "none"]
+    cells = [*("yes" if each else "no" for each in found), modes or "no"]
+    cells += [each or "none" for each in attacks.values()]
     return f"| [`{name}`]({name}.md) | {' | '.join(cells)} |"
 
 

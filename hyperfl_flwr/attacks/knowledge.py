@@ -26,6 +26,7 @@ class PublicKnowledge:
         training: Public settings of the clients' local training.
         form: Form in which the target network, or the hypernetwork that generates it, is sent.
         augmented: Whether clients train on randomly cropped and flipped images; an attack then finds those.
+        private_classifier: Whether clients keep the classifier, so that no server sends it.
         summed_clients: Number N of clients in the mean that a reply is, see `mean_observation`; 1 for a single upload.
         seed: Seed of the run; the initial parameters of all clients follow from it.
     """
@@ -38,6 +39,7 @@ class PublicKnowledge:
     training: PublicTraining
     form: Form = "values"
     augmented: bool = False
+    private_classifier: bool = False
     summed_clients: int = 1
     seed: int = 0
 

@@ -26,7 +26,7 @@ scaled initialisation 2e-5 after five steps on one image and 4e-3 after the 60 s
 torch's initialisation 0.2 after 25 steps on 40 images, since theta then depends mostly on z.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,7 +56,7 @@ _ACTIVE = 1e-4
 
 _STATISTICS = (".running_mean", ".running_var")
 
-_OTHER_GROUPS = ("encoder/", "embedding/", "control/")
+_OTHER_GROUPS = ("encoder/", "embedding/", "control/", "labels/")
 """Groups that are not part of the target network."""
 
 _AFTER: Mapping[Form, Callable[[Tensor, Tensor], Tensor]] = {
@@ -149,17 +149,22 @@ def read_out(observation: Observation, knowledge: PublicKnowledge) -> Readout:
         raise ValueError("the reply equals the broadcast: the client has learned nothing to attack")
     if "hypernetwork/head_weight" in means:
         return _hypernetwork_readout(observation.received, means, observation, knowledge)
-    prefixes = {"model/": "", "layers/": "", **{f"{part}/": f"{part}." for part in (EXTRACTOR, CLASSIFIER)}}
-    names = {key: next((new + key[len(old):] for old, new in prefixes.items() if key.startswith(old)), "")
-             for key in means}  # fmt: skip
-    if unknown := [key for key, name in names.items() if not name]:
-        raise ValueError(f"cannot read the extractor off the arrays {', '.join(unknown)}")
+    names = target_names(means)
+    if unknown := means.keys() - names.keys():
+        raise ValueError(f"cannot read the extractor off the arrays {', '.join(sorted(unknown))}")
     return Readout(
         parameters={name: _tensor(observation.received[key]).float() for key, name in names.items()},
         gradient={name: means[key].float() for key, name in names.items()},
         num_steps=knowledge.num_steps(observation.num_examples),
         num_examples=observation.num_examples,
     )
+
+
+def target_names(keys: Iterable[str]) -> dict[str, str]:
+    """Return the target network's name of each parameter that is sent as itself, by `group/name`, without others."""
+    prefixes = {"model": "", "layers": "", EXTRACTOR: f"{EXTRACTOR}.", CLASSIFIER: f"{CLASSIFIER}."}
+    parts = {key: key.partition("/") for key in keys}
+    return {key: prefixes[group] + name for key, (group, _, name) in parts.items() if group in prefixes}
 
 
 def _hypernetwork_readout(

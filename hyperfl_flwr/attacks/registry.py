@@ -8,16 +8,20 @@ from hyperfl_flwr.attacks import (
     dlg,
     dual_difference,
     encoder_gradient,
+    fishing,
     generator_dlg,
     head_gradient,
     idlg,
     ig,
     ig_prior,
+    imprint,
     paper_ig,
     rog,
     tailored,
+    trap_weights,
 )
 from hyperfl_flwr.attacks.base import AttackFunction
+from hyperfl_flwr.attacks.forging import Forge, check_first_linear
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.optimisation import Optimisation
 from hyperfl_flwr.core.method import Part, Upload
@@ -39,6 +43,7 @@ class Attack:
         needs_prior: Whether it needs a space of images that is learned from public ones.
         gets_hidden: Whether it gets HyperFL's activation z of each client, as single uploads reveal it.
         defaults: Default optimisation; None if the attack does not optimise.
+        forge: Makes what the server sends, if it cheats in this attack; None if it follows the protocol.
         finds_images: Whether its results have images.
         check: Raises a ValueError with the reason if the attack cannot use a target network; None if it can use all.
         check_without: Part that makes `check` unnecessary if it is sent, too; None if there is no such part.
@@ -55,16 +60,24 @@ class Attack:
     needs_prior: bool = False
     gets_hidden: bool = False
     defaults: Optimisation | None = None
+    forge: Forge | None = None
     finds_images: bool = True
     check: Callable[[PublicKnowledge], None] | None = None
     check_without: Part | None = None
 
     def applies_to(self, uploads: Iterable[Upload], *, summed: bool = False) -> bool:
-        """Return whether it applies to a client's upload, or, if `summed`, to the sum of all clients' uploads."""
+        """Return whether it applies to a client's upload, or, if `summed`, to the sum of all clients' uploads.
+
+        What is forged is what all clients start from.
+        """
         if not (self.on_sums if summed else self.on_uploads):
             return False
-        return any(upload.part in self.needs and not (summed and upload.separate_start) for upload in uploads)
+        needs_start = summed or self.forge is not None
+        return any(upload.part in self.needs and not (needs_start and upload.separate_start) for upload in uploads)
 
+
+FORGED: tuple[Part, ...] = ("model", "extractor", "hypernetwork")
+"""Parts of an upload that hold what the server has forged in a feature extractor."""
 
 ATTACKS: Mapping[str, Attack] = {
     "ig": Attack(
@@ -183,11 +196,45 @@ ATTACKS: Mapping[str, Attack] = {
         check=head_gradient.check_extractor,
         defaults=head_gradient.DEFAULTS,
     ),
+    "imprint": Attack(
+        title="Bins of an imprint layer",
+        source="Fowl et al., ICLR 2022",
+        needs=FORGED,
+        on_sums=True,
+        run=imprint.imprint,
+        forge=imprint.forge_imprint,
+        check=imprint.check_imprint,
+    ),
+    "trap-weights": Attack(
+        title="Trap weights",
+        source="Boenisch et al., EuroS&P 2023",
+        needs=FORGED,
+        on_sums=True,
+        run=trap_weights.trap_weights,
+        forge=trap_weights.forge_trap_weights,
+        check=check_first_linear,
+    ),
+    "fishing": Attack(
+        title="Fishing for one class",
+        source="Wen et al., ICML 2022",
+        needs=("model",),
+        run=fishing.fishing,
+        forge=fishing.forge_fishing,
+        check=head_gradient.check_extractor,
+        defaults=head_gradient.DEFAULTS,
+    ),
 }
 """Attacks by name."""
 
 
-def attacks_on(uploads: Iterable[Upload], *, summed: bool = False) -> list[str]:
-    """Return the names of the attacks on a client's upload, or on the sum of all uploads, in the order of the table."""
+def attacks_on(uploads: Iterable[Upload], *, summed: bool = False, cheating: bool = False) -> list[str]:
+    """Return the names of the attacks on some uploads, in the order of the table.
+
+    Args:
+        uploads: Parts of a client's upload.
+        summed: Whether the server sees only the sum of all clients' uploads.
+        cheating: Whether the server forges what it sends; then only attacks for which it does so are returned.
+    """
     uploads = list(uploads)
-    return [name for name, attack in ATTACKS.items() if attack.applies_to(uploads, summed=summed)]
+    rows = {name: attack for name, attack in ATTACKS.items() if (attack.forge is not None) == cheating}
+    return [name for name, attack in rows.items() if attack.applies_to(uploads, summed=summed)]

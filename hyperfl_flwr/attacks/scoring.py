@@ -79,6 +79,11 @@ class Comparison:
         """PSNR of the attack minus that of the better control, in dB, [n]."""
         return self.matched.psnr - np.maximum(self.unrelated.psnr, self.mean_image)
 
+    @property
+    def recovered(self) -> NDArray[np.bool_]:
+        """Whether each image counts as recovered: `CLEAR_MARGIN` ahead of its better control, [n]."""
+        return self.advantage >= CLEAR_MARGIN
+
 
 def compare(reconstructed: Images, private: Images, unrelated: Images, mean_image: Images) -> Comparison:
     """Compare a client's reconstructions with its images, together with both controls.
@@ -115,7 +120,7 @@ def verdict(comparisons: Sequence[Comparison]) -> Verdict:
     if not comparisons:
         raise ValueError("a verdict needs at least one comparison")
     advantages = np.concatenate([comparison.advantage for comparison in comparisons])
-    clear = advantages >= CLEAR_MARGIN
+    clear = np.concatenate([comparison.recovered for comparison in comparisons])
     if len(advantages) < 5:
         return "recovered" if clear.all() else "recovered some" if clear.any() else "recovered nothing"
     from scipy.stats import wilcoxon  # deferred: takes half a second, and only this needs it

@@ -21,17 +21,12 @@ from hyperfl_flwr.attacks.registry import ATTACKS, Attack
 from hyperfl_flwr.attacks.scoring import Comparison, compare
 from hyperfl_flwr.audit.by_network import check_knowledge, run_by_network
 from hyperfl_flwr.audit.chosen import chosen_attacks
+from hyperfl_flwr.audit.forged_round import forging, public_images
 from hyperfl_flwr.audit.history import ObservationHistory, require_history
 from hyperfl_flwr.audit.neighbour_view import attackable_clients
+from hyperfl_flwr.audit.observation_files import ObservationFiles
 from hyperfl_flwr.audit.prior import prior_of
-from hyperfl_flwr.audit.record_round import (
-    AttackedRound,
-    ObservationFiles,
-    View,
-    leaked_activations,
-    record_round,
-    view,
-)
+from hyperfl_flwr.audit.record_round import AttackedRound, View, leaked_activations, record_round, view
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import training_autos, with_defaults
 from hyperfl_flwr.core.device import resolve_device
@@ -62,6 +57,7 @@ class Options:
         labels_known: Whether the attacks get the labels.
         summed: Whether the server sees only the sum of the clients' uploads.
         by_neighbours: Whether the end clients of a chain attack their neighbours, instead of the server all clients.
+        cheating: Whether the server forges what it sends.
         iterations: Iterations of each attack's optimisation; None means the attack's default.
         restarts: Random starts of each attack's optimisation; None means the attack's default.
         total_variation: Weight of the prior of smoothness; None means the attack's default.
@@ -74,6 +70,7 @@ class Options:
     labels_known: bool = False
     summed: bool = False
     by_neighbours: bool = False
+    cheating: bool = False
     iterations: int | None = None
     restarts: int | None = None
     total_variation: float | None = None
@@ -152,6 +149,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         summed=options.summed,
         by_neighbours=options.by_neighbours,
         prior=options.prior,
+        cheating=options.cheating,
     )
     check_knowledge(target)  # loads the data, so that missing data are reported before anything starts
     return target
@@ -205,6 +203,8 @@ def audit(
 ) -> Mapping[str, AttackResult]:
     """Attack a round: one that a run has recorded, or one that is run now in a temporary folder.
 
+    A server that cheats sends something else for each attack, so that each attack has a round of its own.
+
     Args:
         target: Round to attack.
         options: Options of the audit.
@@ -217,16 +217,20 @@ def audit(
         require_history(target)
     labels = [images_of(target, client)[1] for client in target.clients] if options.labels_known else None
     prior = prior_of(target, progress("prior")) if any(ATTACKS[name].needs_prior for name in names) else None
+    public = public_images(target) if target.cheating else None
     findings = {}
     with tempfile.TemporaryDirectory() as folder:
-        recorded = observed or record_round(target, Path(folder))
-        if needs_history:
-            recorded = ObservationHistory(recorded.paths, target.trained or recorded.paths[0].parents[1])
-        seen = view(target, recorded)
-        for name in names:
+        recorded = observed
+        for number, name in enumerate(names):
+            if recorded is None or public is not None:
+                own = Path(folder) / str(number)
+                own.mkdir()
+                recorded = record_round(target, own, None if public is None else forging(target, ATTACKS[name], public))
+            seen = view(target, _with_history(recorded, target) if needs_history else recorded)
             settings = AttackSettings(
                 labels=labels,
                 hidden=leaked_activations(target, recorded) if ATTACKS[name].gets_hidden else None,
+                public_images=public,
                 optimisation=options.optimisation(ATTACKS[name]),
                 space=prior if ATTACKS[name].needs_prior else None,
                 seed=target.config.seed,
@@ -236,6 +240,10 @@ def audit(
             findings[name] = attack(target, ATTACKS[name], settings, seen)
             on_finding(name, findings[name])
     return findings
+
+
+def _with_history(recorded: ObservationFiles, target: AttackedRound) -> ObservationHistory:
+    return ObservationHistory(recorded.paths, target.trained or recorded.paths[0].parents[1])
 
 
 def attack(target: AttackedRound, row: Attack, settings: AttackSettings, seen: View) -> AttackResult:

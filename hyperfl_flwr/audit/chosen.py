@@ -19,7 +19,11 @@ def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
     method = f"the sum of uploads of {target.config.method}" if target.summed else target.config.method
     row = METHODS[target.config.method]
     uploads = row.active_uploads(target.config, target.round)
-    possible = [name for name in attacks_on(uploads, summed=target.summed) if target.allows(ATTACKS[name])]
+    possible = [
+        name
+        for name in attacks_on(uploads, summed=target.summed, cheating=target.cheating)
+        if target.allows(ATTACKS[name])
+    ]
     if missing := [upload.part for upload in row.uploads if upload not in uploads]:
         method = f"{method}, which sends no {' and no '.join(missing)} in round {target.round}"
     for name in names:
@@ -27,6 +31,9 @@ def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
             raise ConfigError(f"there is no attack {name!r}; known: {', '.join(ATTACKS)}{nearest(name, ATTACKS)}")
         if ATTACKS[name].needs_prior and not target.prior:
             raise ConfigError(f"{name} needs public images of another data set: name it with --prior")
+        if (ATTACKS[name].forge is not None) != target.cheating:
+            server = "follows the protocol; leave --cheating out" if target.cheating else "cheats; give --cheating"
+            raise ConfigError(f"in {name} the server {server}")
         if name not in possible:
             raise ConfigError(f"{name} does not apply to {method}; what does: {', '.join(possible) or 'nothing'}")
     parts = {upload.part for upload in uploads}

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hyperfl_flwr.audit.record_round import AttackedRound, ObservationFiles
+from hyperfl_flwr.audit.observation_files import ObservationFiles
+from hyperfl_flwr.audit.record_round import AttackedRound
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.runs.checkpoint import Checkpoints

@@ -9,6 +9,9 @@ from hyperfl_flwr.methods import METHODS
 TRAINED: tuple[Part, ...] = ("model", "kept-model", "layers", "extractor", "classifier", "hypernetwork")
 """Parts of an upload that train the client's model."""
 
+WITH_CLASSIFIER: tuple[Part, ...] = ("model", "kept-model", "layers", "classifier")
+"""Parts of an upload with the classifier."""
+
 
 def public_knowledge(
     config: RunConfig,
@@ -32,7 +35,8 @@ def public_knowledge(
     Raises:
         ValueError: If the attacks do not support the data or the target network, see `PublicKnowledge`.
     """
-    forms = [upload.form for upload in METHODS[config.method].uploads if upload.part in TRAINED]
+    uploads = METHODS[config.method].uploads
+    forms = [upload.form for upload in uploads if upload.part in TRAINED]
     return PublicKnowledge(
         target=config.target,
         input_shape=input_shape,
@@ -42,5 +46,6 @@ def public_knowledge(
         training=client_of(config.method).public_training(config),
         form=forms[0] if forms else "values",
         augmented=augmented,
+        private_classifier=not any(upload.part in WITH_CLASSIFIER for upload in uploads),
         seed=config.seed,
     )

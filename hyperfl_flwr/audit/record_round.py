@@ -1,10 +1,9 @@
 """Run one round of a federation in this process, and record what its server sees of some clients."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import overload
 
 from flwr.app import ConfigRecord
 from torch import Tensor
@@ -17,19 +16,15 @@ from hyperfl_flwr.attacks.readout import read_out
 from hyperfl_flwr.attacks.registry import Attack
 from hyperfl_flwr.audit.knowledge import public_knowledge
 from hyperfl_flwr.audit.neighbour_view import neighbour_observations, save_next_messages
+from hyperfl_flwr.audit.observation_files import ObservationFiles, OpeningFiles
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
 from hyperfl_flwr.models.provenance import use_weights
+from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
 from hyperfl_flwr.runs.checkpoint import Checkpoints
-from hyperfl_flwr.runs.observation import (
-    Observation,
-    load_observation,
-    load_opening,
-    mean_observation,
-    observation_path,
-)
+from hyperfl_flwr.runs.observation import Arrays, Observation, observation_path
 from hyperfl_flwr.runs.run_data import require_classes, require_dataset
 from hyperfl_flwr.runs.run_directory import read_manifest, settings_of
 from hyperfl_flwr.runs.run_sources import method_of
@@ -52,7 +47,9 @@ class AttackedRound:
         trained: Run with the checkpoint and private state from which the round starts; None for fresh parameters.
         summed: Whether the server sees only the sum of these clients' uploads, as with secure sums.
         opened: Whether a run with secure sums has opened that sum; otherwise it is computed from single uploads.
-        by_neighbours: Whether the end clients of a chain attack instead of the server, see `neighbour_view`.
+        by_neighbours: Whether the end clients of a chain attack instead of the server, see
+            `hyperfl_flwr.audit.neighbour_view`.
+        cheating: Whether the server forges what it sends, in each attack for that attack.
         recorded_round: Number of the round if a run has recorded it; 0 if it is run for the attack.
         prior: Data set of which the attacker has images; empty for none.
     """
@@ -63,6 +60,7 @@ class AttackedRound:
     summed: bool = False
     opened: bool = False
     by_neighbours: bool = False
+    cheating: bool = False
     recorded_round: int = 0
     prior: str = ""
 
@@ -113,72 +111,6 @@ class AttackedRound:
             raise ConfigError(f"{error}; that is no proof of safety") from None
 
 
-class ObservationFiles(Sequence[Observation]):
-    """Recorded observations, read on access: one of a hypernetwork takes 120 MB.
-
-    Args:
-        paths: Files of the observations.
-    """
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths = paths
-
-    @overload
-    def __getitem__(self, index: int) -> Observation: ...
-    @overload
-    def __getitem__(self, index: slice) -> "ObservationFiles": ...
-    def __getitem__(self, index: int | slice) -> "Observation | ObservationFiles":
-        """Read one observation, or return a part of the sequence."""
-        return self.part(index) if isinstance(index, slice) else self.read(self.paths[index])
-
-    def part(self, index: slice) -> "ObservationFiles":
-        """Return a part of the observations."""
-        return ObservationFiles(self.paths[index])
-
-    def read(self, path: Path) -> Observation:
-        """Read an observation."""
-        return load_observation(path)
-
-    def mean(self) -> Observation:
-        """Return what a server observes that receives only the sum of all replies."""
-        return mean_observation(self)
-
-    @property
-    def clients(self) -> list[int]:
-        """Ids of the observed clients."""
-        return [observation.client for observation in self]
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-
-class OpeningFiles(ObservationFiles):
-    """What the server opened in a round of a run with secure sums: one observation, which is a mean.
-
-    Args:
-        paths: The file of the opening.
-    """
-
-    def part(self, index: slice) -> "OpeningFiles":
-        """Return a part of the openings."""
-        return OpeningFiles(self.paths[index])
-
-    def read(self, path: Path) -> Observation:
-        """Read an opening."""
-        return load_opening(path)[0]
-
-    def mean(self) -> Observation:
-        """Return the opening."""
-        (opening,) = self
-        return opening
-
-    @property
-    def clients(self) -> list[int]:
-        """Ids of the clients in the sum."""
-        (path,) = self.paths
-        return load_opening(path)[1]
-
-
 @dataclass(frozen=True, kw_only=True)
 class View:
     """The attacker's view of a round.
@@ -217,12 +149,16 @@ def leaked_activations(target: AttackedRound, recorded: ObservationFiles) -> lis
     return [hidden for hidden in activations if hidden is not None]
 
 
-def record_round(target: AttackedRound, folder: Path) -> ObservationFiles:
+def record_round(
+    target: AttackedRound, folder: Path, forged: Callable[[Arrays], Arrays] | None = None
+) -> ObservationFiles:
     """Run one round of a federation in this process and record what the server sees of some clients.
 
     Args:
         target: Round to run.
         folder: Existing folder for the observations, and for a copy of trained clients' private state.
+        forged: Maps the arrays that an honest server would send to all clients to those that it sends; None if it is
+            honest.
 
     Raises:
         RunFailedError: If a client fails.
@@ -239,6 +175,8 @@ def record_round(target: AttackedRound, folder: Path) -> ObservationFiles:
         arrays = restore(strategy, Checkpoints(target.trained / "checkpoints"), current - 1)
         if client_of(config.method).private:  # a copy: training must not change the run's private state
             shutil.copytree(target.trained / "clients", folder / "clients")
+    if forged is not None:
+        arrays = pack_arrays(forged(unpack_arrays(arrays)))
     messages = strategy.configure_train(current, arrays, ConfigRecord(), grid)
     strategy.reduce(exchange(grid, messages, config.round_timeout))
     for failure in strategy.outcome.failures:

@@ -26,6 +26,8 @@ from hyperfl_flwr.runs import manifest
 WHOLE_ROUND = 100
 """Number of training samples from which a client's local training counts as a whole round."""
 
+CHEATS = "The server cheats in these attacks: it sends forged weights, which it made for each attack."
+
 Values = NDArray[np.float64]
 
 
@@ -47,6 +49,7 @@ def measure(target: AttackedRound, findings: Mapping[str, AttackResult], lpips: 
         "opened": target.opened,
         "by_neighbours": target.by_neighbours,
         "prior": target.prior,
+        "cheating": target.cheating,
         "samples_per_client": target.num_examples,
         "batch_size": config.batch_size,
         "local_steps": target.num_steps,
@@ -67,6 +70,8 @@ def threat(target: AttackedRound) -> str:
         images += f", seen as the sum of {len(target.clients)} clients"
     if target.by_neighbours:
         images += ", seen by the next client of the chain"
+    if target.cheating:
+        images += ", with forged weights from a server that cheats"
     if steps == 1:
         return f"one step on {images}"
     if samples < WHOLE_ROUND:
@@ -107,6 +112,7 @@ def _attack(target: AttackedRound, finding: AttackResult, lpips: Lpips | None) -
             },
         },
         "verdict": verdict(finding.comparisons),
+        "images_recovered": int(sum(comparison.recovered.sum() for comparison in finding.comparisons)),
     }
 
 
@@ -150,7 +156,8 @@ def sentence(document: Mapping[str, Any], name: str) -> str:
         silence = "A failed attack is no proof of safety."
         return f"After {where}, {name} recovered nothing: {numbers} dB. {silence}{_histogram(found)}"
     which = "the private images" if found["verdict"] == "recovered" else "some of the private images"
-    return f"After {where}, {name} recovered {which}: {numbers} dB.{_histogram(found)}"
+    count = f"{found['images_recovered']} of {len(found['psnr']['per_image'])} clearly"
+    return f"After {where}, {name} recovered {which} ({count}): {numbers} dB.{_histogram(found)}"
 
 
 def _histogram(found: Mapping[str, Any]) -> str:
@@ -163,7 +170,7 @@ def _histogram(found: Mapping[str, Any]) -> str:
 def table(document: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return column names and rows of the table of attacks that look for images, with their controls."""
     with_lpips = any(found.get("lpips") for found in document["attacks"].values())
-    names = ["attack", "PSNR in dB, mean (median)", "SSIM", *(["LPIPS"] if with_lpips else [])]
+    names = ["attack", "images recovered", "PSNR in dB, mean (median)", "SSIM", *(["LPIPS"] if with_lpips else [])]
     names += ["control: unrelated", "control: mean image", "iterations", "verdict"]
     rows = []
     for name, found in document["attacks"].items():
@@ -173,6 +180,7 @@ def table(document: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         rows.append(
             [
                 f"{found['title']} ({name})",
+                f"{found['images_recovered']} of {len(found['psnr']['per_image'])}",
                 _mean_and_median(found["psnr"]),
                 _mean_text(found["ssim"]),
                 *([_mean_text(found["lpips"])] if with_lpips else []),
@@ -219,6 +227,7 @@ def write_audit(
         "audit.html",
         document=document,
         heading=heading,
+        cheats=CHEATS if target.cheating else "",
         facts=facts,
         verdicts=sorted(
             ((name, *_verdict(document["attacks"][name]), sentence(document, name)) for name in findings),
@@ -238,11 +247,12 @@ def write_audit(
 
 def _facts(document: Mapping[str, Any], known: str) -> str:
     state = "a trained model" if document["trained"] else "fresh parameters"
+    cheats = f"{CHEATS} " if document["cheating"] else ""
     clients, samples = counted(document["clients"], "client"), counted(document["samples_per_client"], "image")
     return (
-        f"{clients} with {samples} each, {state}. What leaves a client: {METHODS[document['method']].sends}. {known} "
-        f"Reconstructions were assigned to the private images afterwards. Controls: as many unrelated images, and the "
-        f"mean image."
+        f"{cheats}{clients} with {samples} each, {state}. What leaves a client: "
+        f"{METHODS[document['method']].sends}. {known} Reconstructions were assigned to the private images afterwards. "
+        f"Controls: as many unrelated images, and the mean image."
     )
 
 
@@ -271,6 +281,9 @@ def _picture(row: PictureRow) -> tuple[str, list[tuple[str, str, str]]]:
 def _known(target: AttackedRound, findings: Mapping[str, AttackResult]) -> str:
     if target.by_neighbours:
         return "The attacks had what the first and the last client received and sent, and the settings."
+    if target.cheating:
+        what = "the sum of the clients' messages" if target.summed else "the server's messages"
+        return f"The attacks had {what}, the settings, and public images of the same kind."
     if target.opened:
         return "The attacks had the mean that the server opened with secure sums, and the settings."
     if not target.summed:

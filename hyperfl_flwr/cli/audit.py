@@ -21,7 +21,8 @@ from hyperfl_flwr.launch.console import err, out, parse_setting
 if TYPE_CHECKING:
     from hyperfl_flwr.attacks.optimiser_loop import Progress as OnProgress
     from hyperfl_flwr.audit.audit import AttackResult, Options
-    from hyperfl_flwr.audit.record_round import AttackedRound, ObservationFiles
+    from hyperfl_flwr.audit.observation_files import ObservationFiles
+    from hyperfl_flwr.audit.record_round import AttackedRound
 
 audits = typer.Typer()
 
@@ -72,6 +73,10 @@ def run_audit(
             "--by-neighbours", help="Let the first and last client of priv-hfl's chain attack their neighbours."
         ),
     ] = False,
+    cheating: Annotated[
+        bool,
+        typer.Option("--cheating", help="Let the server cheat: it sends forged weights that make uploads reveal more."),
+    ] = False,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Start from the last checkpoint of the run in this folder.")
     ] = None,
@@ -102,7 +107,7 @@ def run_audit(
     options = Options(
         attacks=[name.strip() for name in attacks.split(",") if name.strip()],
         num_images=num_images, samples=samples, labels_known=labels_known, iterations=iterations, restarts=restarts,
-        total_variation=total_variation, summed=summed, by_neighbours=by_neighbours, prior=prior,
+        total_variation=total_variation, summed=summed, by_neighbours=by_neighbours, cheating=cheating, prior=prior,
     )  # fmt: skip
     changes: dict[str, Scalar] = dict(parse_setting(text) for text in set_ or ())
     if data_root is not None:
@@ -111,9 +116,10 @@ def run_audit(
     observed: ObservationFiles | None = None
     if by_neighbours:
         others = {"--recorded": recorded, "--checkpoint": checkpoint, "--summed": summed, "--prior": prior}
-        _refuse_combination("--by-neighbours", others)
+        _refuse_combination("--by-neighbours", {**others, "--cheating": cheating})
     if recorded is not None:
-        _refuse_combination("--recorded", {**named, "--checkpoint": checkpoint, "--samples": samples, "--set": set_})
+        own = {**named, "--checkpoint": checkpoint, "--samples": samples, "--set": set_, "--cheating": cheating}
+        _refuse_combination("--recorded", own)
         target, observed = recorded_round(recorded.absolute(), changes, summed=summed)
         target = replace(target, prior=prior)
         options = replace(options, summed=target.summed)  # a run with secure sums has recorded a sum
@@ -215,13 +221,14 @@ def list_attacks() -> None:
     from hyperfl_flwr.attacks.registry import ATTACKS
     from hyperfl_flwr.methods import METHODS
 
-    listed = Table("name", "what it is", "source", "on", "on sums of")
+    listed = Table("name", "what it is", "source", "server", "on", "on sums of")
     for name, attack in ATTACKS.items():
         single, summed = (
             ", ".join(method.name for method in METHODS.values() if attack.applies_to(method.uploads, summed=summed))
             for summed in (False, True)
         )
-        listed.add_row(name, attack.title, attack.source, single, summed)
+        server = "curious" if attack.forge is None else "cheats"
+        listed.add_row(name, attack.title, attack.source, server, single, summed)
     out.print(listed)
 
 

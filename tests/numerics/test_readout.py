@@ -254,3 +254,16 @@ def test_what_cannot_be_read_is_said():
     other = {key: value + 1 for key, value in strange.items()}
     with pytest.raises(ValueError, match="cannot read the extractor off"):
         read_out(Observation(received=strange, reply=other, num_examples=1), attacked.knowledge)
+
+
+def test_label_counts_are_no_part_of_the_network():
+    """FedGen's and FedFTG's clients send them with the model; the reading of the model is as without them."""
+    client = fedavg(samples(*digits(2)), Epochs(epochs=1, batch_size=2, momentum=0.0, weight_decay=0.0))
+    counts = {"labels/counts": np.ones(10, np.float32)}
+    received, reply = ({**arrays, **counts} for arrays in (client.observation.received, client.observation.reply))
+    both = [
+        read_out(observation, client.knowledge).gradient
+        for observation in (client.observation, replace(client.observation, received=received, reply=reply))
+    ]
+    assert both[0].keys() == both[1].keys()
+    assert all(torch.equal(value, both[1][name]) for name, value in both[0].items())

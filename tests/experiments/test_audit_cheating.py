@@ -1,0 +1,126 @@
+"""The audit of a server that cheats: real messages with forged weights, a verdict, a page, and what stops it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord
+from typer.testing import CliRunner
+
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.app.methods import new_strategy
+from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.app.secure_sums import secure_context
+from hyperfl_flwr.attacks.base import AttackSettings
+from hyperfl_flwr.attacks.registry import ATTACKS
+from hyperfl_flwr.audit.audit import Options, attack, audit, make_target
+from hyperfl_flwr.audit.chosen import chosen_attacks
+from hyperfl_flwr.audit.forged_round import forging, public_images
+from hyperfl_flwr.audit.observation_files import OpeningFiles
+from hyperfl_flwr.audit.record_round import AttackedRound, view
+from hyperfl_flwr.audit.report import write_audit
+from hyperfl_flwr.cli.main import cli
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.launch.contract.base import SMALL
+from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.messages import ARRAYS
+from hyperfl_flwr.runs.observation import opening_path
+from hyperfl_flwr.server.exchange import exchange
+from hyperfl_flwr.server.federation import handshake
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
+
+OPTIONS = Options(num_images=12, samples=12, cheating=True)
+
+
+def target(options: Options = OPTIONS, **changes: Any) -> AttackedRound:
+    own = {"method": "hyperfl", "target": "mlp", "batch-size": 12, "local-epochs": 1, "learning-rate": 0.01}
+    settings = default_settings() | SMALL | own | {key.replace("_", "-"): value for key, value in changes.items()}
+    return make_target(settings, options)
+
+
+def test_a_forged_hypernetwork_gives_the_images_away(tmp_path: Path) -> None:
+    """Twelve images in one step: both attacks recover them, and the page says that the server cheats."""
+    attacked = target()
+    findings = audit(attacked, OPTIONS)
+    assert list(findings) == ["imprint", "trap-weights"]
+    write_audit(attacked, findings, tmp_path)
+    document = json.loads((tmp_path / "audit.json").read_text())
+    assert document["cheating"] is True
+    for found in document["attacks"].values():
+        assert found["verdict"] == "recovered"
+        assert found["images_recovered"] > 6
+    for name in ("audit.md", "audit.html"):
+        assert "The server cheats in these attacks: it sends forged weights" in (tmp_path / name).read_text()
+    assert "with forged weights from a server that cheats" in (tmp_path / "audit.md").read_text()
+
+
+def test_an_attack_says_which_server_it_needs() -> None:
+    with pytest.raises(ConfigError, match="in imprint the server cheats; give --cheating"):
+        chosen_attacks(["imprint"], target(Options(num_images=12, samples=12)))
+    with pytest.raises(ConfigError, match="in head-gradient the server follows the protocol; leave --cheating out"):
+        chosen_attacks(["head-gradient"], target())
+    with pytest.raises(ConfigError, match=r"imprint does not apply to target = cnn: .* private classifier"):
+        chosen_attacks(["imprint"], target(target="cnn"))
+    assert chosen_attacks([], target(target="cnn")) == ["trap-weights"]
+    with pytest.raises(ConfigError, match="no attack of this project applies to pfedhn"):
+        chosen_attacks([], target(method="pfedhn"))
+
+
+@pytest.mark.parametrize("words", [["--recorded", "x"], ["--by-neighbours"]])
+def test_recorded_rounds_and_neighbours_are_not_forged(words: list[str], tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["audit", "--cheating", *words, "--output", str(tmp_path / "a")])
+    assert isinstance(result.exception, ConfigError)
+    assert "--cheating cannot be given with" in str(result.exception)
+
+
+class SecureRound:
+    """A training step with secure sums of three nodes, with one client of twelve images each."""
+
+    def __init__(self, folder: Path) -> None:
+        own = {"method": "fedrep", "target": "mlp", "batch-size": 12, "local-epochs": 1, "learning-rate": 0.01}
+        secure = {"num-clients": 3, "secagg.enabled": True, "secagg.max-examples": 12, "audit.rounds": "1"}
+        samples = {"data.train-samples": 12, "data.partition": "iid", "secagg.colluding": 0}
+        settings = default_settings() | SMALL | own | secure | samples
+        self.config = resolved(RunConfig.from_flat(settings))
+        self.grid = InProcessGrid(app, 3, settings, {"simulated": True})
+        context = secure_context(self.config)
+        assert context is not None
+        federation = handshake(self.grid, 3, 10.0, context.session)
+        self.strategy = new_strategy(
+            self.config, federation, experiment="e" * 16, run_directory=str(folder), secure=context
+        )
+        self.target = AttackedRound(
+            config=self.config, clients=[0, 1, 2], summed=True, opened=True, cheating=True, recorded_round=1
+        )
+        self.public = public_images(self.target)
+        forged = forging(self.target, ATTACKS["trap-weights"], self.public)
+        assert forged is not None
+        self.honest = self.strategy.initial_arrays()
+        self.forged = pack_arrays(forged(unpack_arrays(self.honest)))
+
+
+def test_secure_sums_do_not_hide_images_from_forged_weights(tmp_path: Path) -> None:
+    """All nodes get the same forged model: the step is accepted, and the opened sum of 36 images shows most of them."""
+    run = SecureRound(tmp_path)
+    messages = run.strategy.configure_train(1, run.forged, ConfigRecord(), run.grid)
+    run.strategy.reduce(exchange(run.grid, messages, 10.0))
+    assert len(run.strategy.outcome.finished) == 3
+    seen = view(run.target, OpeningFiles([opening_path(tmp_path, 1)]))
+    found = attack(run.target, ATTACKS["trap-weights"], AttackSettings(public_images=run.public), seen)
+    (comparison,) = found.comparisons
+    assert len(comparison.recovered) == 36
+    assert comparison.recovered.sum() > 18
+
+
+def test_secure_sums_refuse_a_model_for_one_node(tmp_path: Path) -> None:
+    """Another model for one node alone (Pasquini et al., 2022): the node refuses it, and no sum is opened."""
+    run = SecureRound(tmp_path)
+    messages = list(run.strategy.configure_train(1, run.honest, ConfigRecord(), run.grid))
+    messages[0].content[ARRAYS] = run.forged
+    run.strategy.reduce(exchange(run.grid, messages, 10.0))
+    assert run.strategy.outcome.finished == []
+    assert not opening_path(tmp_path, 1).exists()
+    assert "other arrays than this node has received" in str(run.strategy.outcome.failures)
