@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, Po
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.attacks.registry import ATTACKS
-from hyperfl_flwr.audit.audit import Options, audit, local_epochs_setting, make_target
+from hyperfl_flwr.audit.audit import audit, local_epochs_setting, make_target
+from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.report import measure, write_audit
 from hyperfl_flwr.config.refusals import explain
 from hyperfl_flwr.config.run_config import RunConfig

@@ -1,8 +1,7 @@
 """Set up a node for a message: combine the run's settings with the owner's, load the data, and build the clients."""
 
 import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from logging import WARNING
@@ -18,6 +17,7 @@ from clients.engine.context import client_setting
 from clients.engine.poisoning import with_adversary
 from hyperfl_flwr.app.adversary import adversary_problem
 from hyperfl_flwr.app.budget import budget_of, refuse_own_as_public, refuse_unbounded
+from hyperfl_flwr.app.data_properties import data_properties
 from hyperfl_flwr.app.methods import check_privacy, client_of
 from hyperfl_flwr.app.network_checks import check_cross_site
 from hyperfl_flwr.app.owners_checks import checks_of
@@ -34,7 +34,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.versions import shared_versions
 from hyperfl_flwr.data.digests import sample_digest
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data, load_local_data
-from hyperfl_flwr.data.sample_format import is_local_data, normalisation_text, refuse_own_statistics, title_of
+from hyperfl_flwr.data.sample_format import refuse_own_statistics, title_of
 from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.models.provenance import method_hash, needs_files, network_hash, use_weights
 from hyperfl_flwr.models.targets import build_target
@@ -45,7 +45,7 @@ from hyperfl_flwr.node.secure_cohort import SecureCohort
 from hyperfl_flwr.node.secure_sums import SecureTerms
 from hyperfl_flwr.privacy.secret_rotation import read_key, run_key
 from hyperfl_flwr.protocol.hosting import clients_of_node
-from hyperfl_flwr.protocol.messages import DATA_VERSION, Request
+from hyperfl_flwr.protocol.messages import Request
 from hyperfl_flwr.protocol.queries import CROSS_SITE
 from hyperfl_flwr.protocol.secure_sums.header import Phase, settings_digest
 
@@ -268,34 +268,3 @@ class NodeApp:
         elif self.config.secagg.enabled:
             del properties["num-examples"]
         return properties
-
-
-def data_properties(data: FederatedData, clients: Sequence[int], *, simulated: bool) -> dict[str, ConfigRecordValues]:
-    """Return the properties of a node's data for the handshake.
-
-    Args:
-        data: Data of all clients.
-        clients: Ids of the clients that the node hosts.
-        simulated: Whether the node is simulated, without private data; then label counts, augmentation and
-            normalisation are reported, too.
-    """
-    dataset = data.dataset
-    properties: dict[str, ConfigRecordValues] = {
-        "input-shape": list(dataset.input_shape),
-        "num-classes": dataset.num_classes,
-        "num-examples": [len(data.train_indices(client)) for client in clients],
-        "partitioned-by": data.partition,
-    }
-    if dataset.classes:
-        properties["classes"] = list(dataset.classes)
-    if simulated:
-        for split, counts in zip(("train", "test"), data.label_counts(), strict=True):
-            properties[f"{split}-label-counts"] = counts[list(clients)].flatten().tolist()
-        properties["data-reuse"] = json.dumps(data.reuse)
-        properties["augmentation"] = "crops and flips" if dataset.augment else "none"
-        properties["normalisation"] = normalisation_text(dataset.mean, dataset.std)
-        if dataset.target_std:
-            properties["target-scale"] = normalisation_text(dataset.target_mean, dataset.target_std, "targets")
-        if is_local_data(dataset.name):
-            properties[DATA_VERSION] = sample_digest(dataset)
-    return properties

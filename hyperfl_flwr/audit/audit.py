@@ -6,7 +6,7 @@ The attacks get observations and public knowledge. The private images are used o
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from hyperfl_flwr.app.methods import strategy_of
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.attacks.base import AttackSettings, IntArray, Reconstruction
-from hyperfl_flwr.attacks.optimisation import Optimisation
 from hyperfl_flwr.attacks.optimiser_loop import Progress
 from hyperfl_flwr.attacks.registry import ATTACKS, Attack
 from hyperfl_flwr.attacks.scoring import Comparison, compare
@@ -25,6 +24,7 @@ from hyperfl_flwr.audit.forged_round import forging, public_images
 from hyperfl_flwr.audit.history import ObservationHistory, require_history
 from hyperfl_flwr.audit.neighbour_view import attackable_clients
 from hyperfl_flwr.audit.observation_files import ObservationFiles
+from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.prior import prior_of
 from hyperfl_flwr.audit.record_round import AttackedRound, View, leaked_activations, record_round, view
 from hyperfl_flwr.config.run_config import RunConfig
@@ -44,55 +44,6 @@ Images = NDArray[np.float32]
 
 TEST_SAMPLES = 10
 """Number of test samples of each client; few, since the audit does not use accuracies."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of an audit.
-
-    Attributes:
-        attacks: Names of the attacks; empty means all that apply to the method.
-        num_images: Total number of private images.
-        samples: Number of images per client; None means the batch size, with which an epoch is one step.
-        labels_known: Whether the attacks get the labels.
-        summed: Whether the server sees only the sum of the clients' uploads.
-        by_neighbours: Whether the end clients of a chain attack their neighbours, instead of the server all clients.
-        cheating: Whether the server forges what it sends.
-        iterations: Iterations of each attack's optimisation; None means the attack's default.
-        restarts: Random starts of each attack's optimisation; None means the attack's default.
-        total_variation: Weight of the prior of smoothness; None means the attack's default.
-        prior: Data set from whose images the attacker learns a prior; empty for none.
-    """
-
-    attacks: Sequence[str] = ()
-    num_images: int = 20
-    samples: int | None = None
-    labels_known: bool = False
-    summed: bool = False
-    by_neighbours: bool = False
-    cheating: bool = False
-    iterations: int | None = None
-    restarts: int | None = None
-    total_variation: float | None = None
-    prior: str = ""
-
-    def __post_init__(self) -> None:
-        """Raise a ConfigError if `summed` and `labels_known` are both set: attacks on a sum do not use labels."""
-        if self.summed and self.labels_known:
-            raise ConfigError("attacks on a sum use no labels, so labels-known has no effect; leave it out")
-
-    def optimisation(self, row: Attack) -> Optimisation | None:
-        """Return an attack's default optimisation with these options applied; None if it does not optimise."""
-        if row.defaults is None:
-            return None
-        share = row.defaults.polish / (row.defaults.iterations + row.defaults.polish)
-        found = row.defaults if self.restarts is None else replace(row.defaults, restarts=self.restarts)
-        if self.total_variation is not None:
-            found = replace(found, total_variation=self.total_variation)
-        if self.iterations is not None:
-            polish = round(share * self.iterations)
-            found = replace(found, iterations=max(1, self.iterations - polish), polish=polish)
-        return found
 
 
 def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path | None = None) -> AttackedRound:

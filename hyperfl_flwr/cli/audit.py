@@ -20,8 +20,9 @@ from hyperfl_flwr.launch.console import err, out, parse_setting
 
 if TYPE_CHECKING:
     from hyperfl_flwr.attacks.optimiser_loop import Progress as OnProgress
-    from hyperfl_flwr.audit.audit import AttackResult, Options
+    from hyperfl_flwr.audit.audit import AttackResult
     from hyperfl_flwr.audit.observation_files import ObservationFiles
+    from hyperfl_flwr.audit.options import Options
     from hyperfl_flwr.audit.record_round import AttackedRound
 
 audits = typer.Typer()
@@ -95,8 +96,9 @@ def run_audit(
     output: Annotated[Path, typer.Option(help="Folder of the result.")] = Path("runs/audit"),
 ) -> None:
     """Attack a client's upload and compare the result with its images; prints the verdicts and the report's path."""
-    from hyperfl_flwr.audit.audit import Options, audit
+    from hyperfl_flwr.audit.audit import audit
     from hyperfl_flwr.audit.chosen import chosen_attacks
+    from hyperfl_flwr.audit.options import Options
     from hyperfl_flwr.audit.record_round import recorded_round
     from hyperfl_flwr.audit.report import write_audit
     from hyperfl_flwr.core.device import resolve_device

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from clients.engine.context import client_setting
+from hyperfl_flwr.app.data_properties import data_properties
 from hyperfl_flwr.app.methods import client_of, new_strategy
-from hyperfl_flwr.app.node import data_properties
 from hyperfl_flwr.app.resolved import resolution, resolution_text, resolved
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.arithmetic import set_arithmetic

@@ -8,8 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from hyperfl_flwr.attacks.readout import read_out
-from hyperfl_flwr.audit.audit import Options, audit, make_target
+from hyperfl_flwr.audit.audit import audit, make_target
 from hyperfl_flwr.audit.chosen import chosen_attacks
+from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import record_round, recorded_round
 from hyperfl_flwr.audit.report import sentence, write_audit
 from hyperfl_flwr.cli.main import cli

@@ -14,10 +14,11 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.secure_sums import secure_context
 from hyperfl_flwr.attacks.base import AttackSettings
 from hyperfl_flwr.attacks.registry import ATTACKS
-from hyperfl_flwr.audit.audit import Options, attack, audit, make_target
+from hyperfl_flwr.audit.audit import attack, audit, make_target
 from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.forged_round import forging, public_images
 from hyperfl_flwr.audit.observation_files import OpeningFiles
+from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import AttackedRound, view
 from hyperfl_flwr.audit.report import write_audit
 from hyperfl_flwr.cli.main import cli

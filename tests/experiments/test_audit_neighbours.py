@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional
 
 from hyperfl_flwr.attacks.dual_difference import read_change
-from hyperfl_flwr.audit.audit import Options, audit, make_target
+from hyperfl_flwr.audit.audit import audit, make_target
+from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import record_round, view
 from hyperfl_flwr.audit.report import measure, sentence
 from hyperfl_flwr.config.table import default_settings

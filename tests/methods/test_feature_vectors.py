@@ -13,7 +13,8 @@ from federations import small_settings
 from sklearn.datasets import load_digits
 from torch.nn import functional
 
-from hyperfl_flwr.audit.audit import Options, make_target
+from hyperfl_flwr.audit.audit import make_target
+from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import recorded_round
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError

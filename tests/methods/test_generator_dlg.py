@@ -17,8 +17,9 @@ from hyperfl_flwr.attacks.ig import _simulation
 from hyperfl_flwr.attacks.optimisation import Optimisation
 from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.attacks.scoring import match
-from hyperfl_flwr.audit.audit import Options, audit, images_of
+from hyperfl_flwr.audit.audit import audit, images_of
 from hyperfl_flwr.audit.history import ObservationHistory
+from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import AttackedRound, recorded_round
 from hyperfl_flwr.audit.report import measure, sentence
 from hyperfl_flwr.core.errors import ConfigError

@@ -13,7 +13,8 @@ from federations import small_settings
 from torch import Tensor, nn
 
 from hyperfl_flwr.app.client import app
-from hyperfl_flwr.audit.audit import Options, audit, make_target
+from hyperfl_flwr.audit.audit import audit, make_target
+from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import AttackedRound, record_round
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError

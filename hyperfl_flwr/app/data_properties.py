@@ -1,0 +1,42 @@
+"""Properties of a node's data, for its answer to the handshake."""
+
+import json
+from collections.abc import Sequence
+
+from flwr.app import ConfigRecordValues
+
+from hyperfl_flwr.data.digests import sample_digest
+from hyperfl_flwr.data.federated_data import FederatedData
+from hyperfl_flwr.data.sample_format import is_local_data, normalisation_text
+from hyperfl_flwr.protocol.messages import DATA_VERSION
+
+
+def data_properties(data: FederatedData, clients: Sequence[int], *, simulated: bool) -> dict[str, ConfigRecordValues]:
+    """Return the properties of a node's data for the handshake.
+
+    Args:
+        data: Data of all clients.
+        clients: Ids of the clients that the node hosts.
+        simulated: Whether the node is simulated, without private data; then label counts, augmentation and
+            normalisation are reported, too.
+    """
+    dataset = data.dataset
+    properties: dict[str, ConfigRecordValues] = {
+        "input-shape": list(dataset.input_shape),
+        "num-classes": dataset.num_classes,
+        "num-examples": [len(data.train_indices(client)) for client in clients],
+        "partitioned-by": data.partition,
+    }
+    if dataset.classes:
+        properties["classes"] = list(dataset.classes)
+    if simulated:
+        for split, counts in zip(("train", "test"), data.label_counts(), strict=True):
+            properties[f"{split}-label-counts"] = counts[list(clients)].flatten().tolist()
+        properties["data-reuse"] = json.dumps(data.reuse)
+        properties["augmentation"] = "crops and flips" if dataset.augment else "none"
+        properties["normalisation"] = normalisation_text(dataset.mean, dataset.std)
+        if dataset.target_std:
+            properties["target-scale"] = normalisation_text(dataset.target_mean, dataset.target_std, "targets")
+        if is_local_data(dataset.name):
+            properties[DATA_VERSION] = sample_digest(dataset)
+    return properties
