@@ -149,11 +149,12 @@ def _membership(config: RunConfig, cell: AttackedCell, folder: Path) -> dict[str
     numbers: dict[str, Any] = {}
     for view, attacks in document["views"].items():
         for attack, found in attacks.items():
-            numbers[f"{view}_{attack}_auc"] = found["auc"]["value"]
-            numbers[f"{view}_{attack}_auc_low"], numbers[f"{view}_{attack}_auc_high"] = found["auc"]["interval"]
+            name = f"{view}_{attack}"
+            numbers[f"{name}_auc"] = found["auc"]["value"]
+            numbers[f"{name}_auc_low"], numbers[f"{name}_auc_high"] = found["auc"]["interval"]
             for rate in RATES:
                 known = found["true_positives"][f"{rate:g}"]
-                numbers[f"{view}_{attack}_tpr_{rate:g}"] = known and known["value"]
+                numbers[f"{name}_tpr_{rate:g}"] = known and known["value"]
     return numbers
 
 

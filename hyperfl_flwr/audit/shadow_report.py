@@ -26,7 +26,7 @@ from hyperfl_flwr.pages.render import Settings, counted, plain, write_page
 from hyperfl_flwr.runs.plots import save
 from hyperfl_flwr.runs.roc_plot import RocCurve, roc_figure
 
-TITLES = {**{name: title for name, (title, _) in ATTACKS.items()}, "control": "control, trained on by nobody"}
+TITLES = {**{name: title for name, (title, _) in ATTACKS.items()}, "control": "control"}
 """Titles of the attacks and of the control."""
 
 

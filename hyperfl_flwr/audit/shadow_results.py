@@ -174,24 +174,24 @@ def measure(game: ShadowGame, played: Played, found: Mapping[str, Mapping[str, O
 
 def sentence(document: Mapping[str, Any], view: str) -> str:
     """Return the verdict on one view as a sentence."""
-    found = document["views"][view]
-    ours, control = found["lira"]["auc"], found["control"]["auc"]
-    verdict = "recognises members" if is_recognised(document, view) else "does not recognise members"
+    found, recognised = document["views"][view], is_recognised(document, view)
+    verdict = "recognises members" if recognised else "does not recognise members"
     rates = "".join(
         f", {rate_text(known)} of the members at {100 * float(rate):g} % false positives"
-        for rate, known in found["lira"]["true_positives"].items() if known
-    )  # fmt: skip
-    silence = "" if is_recognised(document, view) else " A failed attack is no proof of safety."
+        for rate, known in found["lira"]["true_positives"].items()
+        if known
+    )
+    silence = "" if recognised else " A failed attack is no proof of safety."
     return (
-        f"{VIEWS[view][0].upper()}{VIEWS[view][1:]}, {verdict}: AUC {area_text(ours)}{rates}. The loss threshold has "
-        f"{area_text(found['loss']['auc'])}, the control, on samples that nobody trained on, {area_text(control)}."
-        f"{silence}"
+        f"{VIEWS[view][0].upper()}{VIEWS[view][1:]}, {verdict}. The likelihood ratio has an AUC of "
+        f"{area_text(found['lira']['auc'])}{rates}; the loss threshold {area_text(found['loss']['auc'])}; the control, "
+        f"on samples that nobody trained on, {area_text(found['control']['auc'])}.{silence}"
     )
 
 
 def is_recognised(document: Mapping[str, Any], view: str) -> bool:
-    """Return whether the interval of the likelihood ratio's area lies above 0.5, which is guessing."""
-    return bool(document["views"][view]["lira"]["auc"]["interval"][0] > 0.5)
+    """Return whether the interval of one of the attacks' areas lies above 0.5, which is guessing."""
+    return any(document["views"][view][name]["auc"]["interval"][0] > 0.5 for name in ATTACKS)
 
 
 def area_text(found: Mapping[str, Any]) -> str:
