@@ -89,7 +89,13 @@ def load_shadow_data(config: RunConfig) -> ShadowData:
         raise ConfigError(f"each client needs at least 4 training samples, got {smallest}; raise data.train-samples")
     order = numpy_generator(config.seed, "membership", "test").permutation(len(data.dataset.test))
     known, others = np.sort(order[::2]), np.sort(order[1::2])
-    return ShadowData(dataset=data.dataset, pools=pools, known=known, controls=_even(others[: max(map(len, pools))]))
+    controls = _even(others[: max(map(len, pools))])
+    if len(controls) < 4:
+        raise ConfigError(
+            f"half of the data set's test part, of which controls are drawn, must be at least 4 samples, got "
+            f"{len(others)}; take a data set with more test data"
+        )
+    return ShadowData(dataset=data.dataset, pools=pools, known=known, controls=controls)
 
 
 def draw(seed: int, purpose: str, size: int, federations: int) -> Draws:

@@ -143,7 +143,7 @@ def test_members_are_recognised_where_they_differ() -> None:
     assert by_ratio["interval"][0] > by_loss["interval"][1]
 
 
-def test_the_interval_without_members_holds_half_as_often_as_stated() -> None:
+def test_the_interval_of_a_game_without_members_holds_guessing_as_often_as_stated() -> None:
     """60 games with nothing to find: an interval of 95 % misses 0.5 in more than 9 with a probability below 1e-3."""
     missed, areas = 0, []
     for seed in range(60):
