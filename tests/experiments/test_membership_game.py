@@ -15,9 +15,8 @@ from sklearn.linear_model import Ridge
 from typer.testing import CliRunner
 
 from hyperfl_flwr.audit.shadow_data import draws_of, load_shadow_data, write_samples
-from hyperfl_flwr.audit.shadow_report import write_report
 from hyperfl_flwr.audit.shadow_results import is_recognised
-from hyperfl_flwr.audit.shadow_runs import ShadowGame, missing_federations, open_game, play, play_some
+from hyperfl_flwr.audit.shadow_runs import ShadowGame, open_game, play_some
 from hyperfl_flwr.audit.shadow_views import fit_classifier, views_of
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
@@ -84,25 +83,28 @@ def test_an_overfitted_model_is_recognised_and_samples_of_nobody_are_not(played:
     assert len(page.figures) == 3
 
 
-def test_a_game_goes_on_where_it_was_interrupted_and_repeats_its_numbers(played: tuple[Path, str], tmp_path: Path):
-    """A federation that is trained again gives the same confidences, bit for bit; the others are not trained again."""
-    folder = tmp_path / "game"
-    shutil.copytree(played[0], folder)
-    game = ShadowGame(settings=json.loads((folder / "game.json").read_text())["settings"], federations=FEDERATIONS)
-    open_game(game, folder)
-    file = folder / "confidences-003.npz"
-    before = read_arrays(file)[0]
-    file.unlink()
+def test_a_game_goes_on_where_it_was_interrupted_and_repeats_its_numbers(
+    played: tuple[Path, str], tmp_path: Path
+) -> None:
+    """Federations that are trained again, in two processes, give the same bits; the others are not trained again."""
+    folder = Path(shutil.copytree(played[0], tmp_path / "game"))
+    files = sorted(folder.glob("confidences-*.npz"))
+    before = [read_arrays(file)[0] for file in files]
+    kept = [file.stat().st_mtime_ns for file in files]
+    for number in (3, 4):
+        files[number].unlink()
     (folder / "federation-003").mkdir()  # what an interruption leaves
-    assert missing_federations(game, folder) == [3]
-    trained: list[int] = []
-    again = play(game, folder, lambda: trained.append(1))
-    after = read_arrays(file)[0]
-    assert len(trained) == 1
-    assert before.keys() == after.keys()
-    assert all(np.array_equal(before[key], after[key]) for key in before)
-    document = write_report(game, again, folder)
-    assert document["views"] == json.loads((played[0] / "membership.json").read_text())["views"]
+    result = CliRunner().invoke(cli, [*words_of(folder), "--jobs", "2"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    after = [read_arrays(file)[0] for file in files]
+    assert [file.stat().st_mtime_ns == time for file, time in zip(files, kept, strict=True)] == [
+        number not in (3, 4) for number in range(FEDERATIONS)
+    ]
+    for old, new in zip(before, after, strict=True):
+        assert old.keys() == new.keys()
+        assert all(np.array_equal(old[key], new[key]) for key in old)
+    views = [json.loads((each / "membership.json").read_text())["views"] for each in (played[0], folder)]
+    assert views[0] == views[1]
     assert not list(folder.glob("federation-*"))
 
 
