@@ -1,4 +1,8 @@
-"""Run an attack as a cell of a study: record and attack a round, optionally after some rounds of training."""
+"""Run an attack as a cell of a study.
+
+It records and attacks a round, optionally after some rounds of training. With `attack.name = "membership"` it trains
+the federations of a membership game instead, and attacks their models.
+"""
 
 import json
 import shutil
@@ -14,6 +18,9 @@ from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.audit.audit import audit, local_epochs_setting, make_target
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.report import measure, write_audit
+from hyperfl_flwr.audit.shadow_report import write_report
+from hyperfl_flwr.audit.shadow_results import RATES
+from hyperfl_flwr.audit.shadow_runs import ShadowGame, open_game, play
 from hyperfl_flwr.config.refusals import explain
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.sections import AuditConfig
@@ -29,6 +36,9 @@ from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 PREFIX = "attack."
 """Prefix of the attack's settings; the other settings of a cell are those of the attacked round."""
+
+MEMBERSHIP = "membership"
+"""Value of `attack.name` for a membership game, whose other setting is `attack.federations`."""
 
 
 class AttackedCell(BaseModel):
@@ -48,6 +58,7 @@ class AttackedCell(BaseModel):
             data set's usual samples per client.
         epochs: Number of local epochs in the attacked round.
         batch_size: Batch size in the attacked round.
+        federations: Number of federations of a membership game, which are trained with the cell's other settings.
     """
 
     model_config = ConfigDict(
@@ -66,6 +77,7 @@ class AttackedCell(BaseModel):
     rounds_before: NonNegativeInt = 0
     epochs: PositiveInt = 1
     batch_size: PositiveInt = 1
+    federations: PositiveInt = 16
 
     @classmethod
     def of(cls, settings: Mapping[str, Scalar]) -> "AttackedCell":
@@ -79,8 +91,8 @@ class AttackedCell(BaseModel):
         except ValidationError as error:
             known = [str(field.alias) for field in cls.model_fields.values()]
             raise ConfigError(explain(error.errors(), known)) from None
-        if found.name not in ATTACKS:
-            raise ConfigError(f"attack.name must be one of {', '.join(ATTACKS)}, got {found.name!r}")
+        if found.name not in (names := (*ATTACKS, MEMBERSHIP)):
+            raise ConfigError(f"attack.name must be one of {', '.join(names)}, got {found.name!r}")
         return found
 
     def options(self) -> Options:
@@ -114,22 +126,42 @@ def run_attack(config: RunConfig, settings: Mapping[str, Scalar], folder: Path) 
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     start = manifest.now()
+    summary = (_membership if cell.name == MEMBERSHIP else _attacked_round)(config, cell, folder)
+    document = {
+        "experiment": "", "settings": config.flat() | dict(settings), "status": "completed", "problem": "",
+        "start": start, "end": manifest.now(), "code": manifest.code(), "resumed": [],
+        "hardware": manifest.hardware(), "versions": versions(),
+    }  # fmt: skip
+    for name, content in (("summary.json", summary), ("manifest.json", document)):
+        write_atomically(folder / name, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def _attacked_round(config: RunConfig, cell: AttackedCell, folder: Path) -> dict[str, Any]:
+    """Attack a round, write the audit's pages, and return the numbers for summary.json."""
     trained = _train(config, cell, folder / "trained") if cell.rounds_before else None
     base = config.flat() | {"batch-size": cell.batch_size, "local-epochs": cell.epochs}
     target = make_target(base | local_epochs_setting(base, cell.options()), cell.options(), trained)
     lpips = Lpips(Path(cell.lpips_weights), resolve_device(config.device)) if cell.lpips_weights else None
     findings = audit(target, cell.options())
     write_audit(target, findings, folder, lpips)
-    document = {
-        "experiment": "", "settings": config.flat() | dict(settings), "status": "completed", "problem": "",
-        "start": start, "end": manifest.now(), "code": manifest.code(), "resumed": [],
-        "hardware": manifest.hardware(), "versions": versions(),
-    }  # fmt: skip
-    for name, content in (
-        ("summary.json", _summary(measure(target, findings, lpips), cell.name)),
-        ("manifest.json", document),
-    ):
-        write_atomically(folder / name, (json.dumps(content, indent=2) + "\n").encode())
+    return _summary(measure(target, findings, lpips), cell.name)
+
+
+def _membership(config: RunConfig, cell: AttackedCell, folder: Path) -> dict[str, Any]:
+    """Play a membership game, write its pages, and return the numbers for summary.json: `VIEW_ATTACK_NUMBER`."""
+    game = ShadowGame(settings=config.flat(), federations=cell.federations)
+    open_game(game, folder / "game")
+    document = write_report(game, play(game, folder / "game"), folder)
+    numbers: dict[str, Any] = {}
+    for view, attacks in document["views"].items():
+        for attack, found in attacks.items():
+            name = f"{view}_{attack}"
+            numbers[f"{name}_auc"] = found["auc"]["value"]
+            numbers[f"{name}_auc_low"], numbers[f"{name}_auc_high"] = found["auc"]["interval"]
+            for rate in RATES:
+                known = found["true_positives"][f"{rate:g}"]
+                numbers[f"{name}_tpr_{rate:g}"] = known and known["value"]
+    return numbers
 
 
 def _train(config: RunConfig, cell: AttackedCell, folder: Path) -> Path:

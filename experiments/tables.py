@@ -121,8 +121,12 @@ def _spread(study: Study) -> str:
 
 def _headings(collected: Collected) -> list[str]:
     study = collected.study
-    own = {column.name: f" ({unit_of(column.metric)})" if column.metric else "" for column in study.columns}
-    return [study.heading(column, quick=collected.study_manifest.quick) + own[column.name] for column in study.columns]
+    own = {column.name: unit_of(column.metric) if column.metric else "" for column in study.columns}
+    return [
+        study.heading(column, quick=collected.study_manifest.quick)
+        + (f" ({unit})" if (unit := own[column.name]) else "")
+        for column in study.columns
+    ]
 
 
 def _is_shown(collected: Collected, row: str) -> bool:

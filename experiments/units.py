@@ -7,6 +7,6 @@ def unit_of(metric: str) -> str:
         return "bytes"
     if metric.endswith("_models"):
         return ""
-    if "accuracy" in metric or metric == "labels_found" or metric.startswith("novel_"):
+    if "accuracy" in metric or "_tpr_" in metric or metric == "labels_found" or metric.startswith("novel_"):
         return "%"
     return "dB" if "psnr" in metric else "s" if "seconds" in metric else ""

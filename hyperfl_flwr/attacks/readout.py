@@ -59,7 +59,7 @@ _STATISTICS = (".running_mean", ".running_var")
 _OTHER_GROUPS = ("encoder/", "embedding/", "control/", "labels/")
 """Groups that are not part of the target network."""
 
-_AFTER: Mapping[Form, Callable[[Tensor, Tensor], Tensor]] = {
+AFTER: Mapping[Form, Callable[[Tensor, Tensor], Tensor]] = {
     "values": lambda start, reply: reply,
     "increase": lambda start, reply: start + reply,
     "decrease": lambda start, reply: start - reply,
@@ -126,7 +126,7 @@ def mean_gradients(observation: Observation, knowledge: PublicKnowledge) -> dict
         if key.endswith(_STATISTICS) or key.startswith(_OTHER_GROUPS):
             continue
         start, reply = _tensor(before), _tensor(observation.reply[key])
-        found[key] = (_AFTER[knowledge.form](start, reply) - kept * start) / weights.sum()
+        found[key] = (AFTER[knowledge.form](start, reply) - kept * start) / weights.sum()
     return found
 
 

@@ -28,6 +28,7 @@ from hyperfl_flwr.cli.export import exports
 from hyperfl_flwr.cli.features import vectors
 from hyperfl_flwr.cli.groups import GroupedCommands
 from hyperfl_flwr.cli.ledger import ledgers
+from hyperfl_flwr.cli.membership import memberships
 from hyperfl_flwr.cli.personalize import personal
 from hyperfl_flwr.cli.predict import predictions
 from hyperfl_flwr.cli.sample_folders import folders
@@ -53,6 +54,7 @@ cli.add_typer(deployments, name="deploy")
 cli.add_typer(ledgers)
 cli.add_typer(budgets)
 cli.add_typer(games)
+cli.add_typer(memberships)
 cli.add_typer(doctors)
 cli.add_typer(contracts)
 cli.add_typer(listings)

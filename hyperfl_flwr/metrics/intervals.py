@@ -1,6 +1,7 @@
-"""Compute 95 % confidence intervals of accuracies."""
+"""Compute 95 % confidence intervals of accuracies and of rates."""
 
 import math
+from collections.abc import Sequence
 from statistics import NormalDist
 
 CONFIDENCE = 0.95
@@ -47,3 +48,27 @@ def of_mean(mean: float, deviation: float, number: int) -> Interval | None:
         return None
     margin = float(stdtrit(number - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(number)
     return mean - margin, mean + margin
+
+
+def of_jackknife(value: float, without: Sequence[float]) -> Interval | None:
+    """Return the jackknife interval of a number that is computed from n independent parts (Tukey, 1958).
+
+    It also holds if the number is no mean over the parts. The estimated variance is on average not too small (Efron and
+    Stein, 1981).
+
+    Args:
+        value: The number from all parts.
+        without: The number without each of the n parts in turn.
+
+    Returns:
+        The interval, which may exceed the range of the number; None with fewer than two parts.
+    """
+    from scipy.special import stdtrit  # only where it is used: every process that trains imports this package
+
+    number = len(without)
+    if number < 2:
+        return None
+    middle = sum(without) / number
+    error = math.sqrt((number - 1) / number * sum((each - middle) ** 2 for each in without))
+    margin = float(stdtrit(number - 1, (1 + CONFIDENCE) / 2)) * error
+    return value - margin, value + margin

@@ -1,0 +1,85 @@
+"""Write the report of a membership game: membership.json, a picture, and a self-contained HTML page."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hyperfl_flwr.audit.shadow_results import (
+    ATTACKS,
+    LEAST_FALSE_POSITIVES,
+    RATES,
+    area_text,
+    attack_all,
+    is_recognised,
+    measure,
+    rate_text,
+    sentence,
+)
+from hyperfl_flwr.audit.shadow_runs import Played, ShadowGame
+from hyperfl_flwr.audit.shadow_views import VIEWS
+from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.pages.figures import captioned
+from hyperfl_flwr.pages.render import Settings, counted, plain, write_page
+from hyperfl_flwr.runs.plots import save
+from hyperfl_flwr.runs.roc_plot import RocCurve, roc_figure
+
+TITLES = {**{name: title for name, (title, _) in ATTACKS.items()}, "control": "control"}
+"""Titles of the attacks and of the control."""
+
+
+def write_report(game: ShadowGame, played: Played, folder: Path) -> dict[str, Any]:
+    """Attack the federations of a game, and write membership.json, membership.png and membership.html to a folder.
+
+    Returns:
+        The content of membership.json.
+    """
+    found = attack_all(game, played)
+    document = measure(game, played, found)
+    curves = {view: {TITLES[name]: each.curve() for name, each in attacks.items()} for view, attacks in found.items()}
+    resolution = 1 / document["non_members"]
+    write_atomically(folder / "membership.json", (json.dumps(document, indent=2) + "\n").encode())
+    save(roc_figure({VIEWS[view]: each for view, each in curves.items()}, resolution, titled=True),
+         folder / "membership.png")  # fmt: skip
+    _write_page(document, curves, resolution, folder / "membership.html")
+    return document
+
+
+def _write_page(
+    document: Mapping[str, Any], curves: Mapping[str, Mapping[str, RocCurve]], resolution: float, file: Path
+) -> None:
+    heading = f"{document['method']} on {document['dataset']}: membership inference"
+    views = document["views"]
+    write_page(
+        file,
+        "membership.html",
+        heading=heading,
+        verdicts=[
+            ("alarm" if is_recognised(document, view) else "plain", view, sentence(document, view)) for view in views
+        ],
+        names=["attacker", "attack", "AUC", *(f"true positives at {100 * rate:g} %" for rate in RATES)],
+        rows=[
+            (VIEWS[view], TITLES[name], area_text(numbers["auc"]), *map(rate_text, numbers["true_positives"].values()))
+            for view, attacks in views.items() for name, numbers in attacks.items()
+        ],
+        facts=_facts(document),
+        needed=[(f"{100 * rate:g} %", document["non_members_needed"][f"{rate:g}"]) for rate in RATES],
+        least=LEAST_FALSE_POSITIVES,
+        figures=captioned({VIEWS[view]: roc_figure({VIEWS[view]: each}, resolution) for view, each in curves.items()}),
+        found=Settings.of(document["settings"], default_settings(document["method"]), {}),
+        circumstances_rows=[
+            (name, plain(value)) for part in ("code", "hardware", "versions") for name, value in document[part].items()
+        ],
+    )  # fmt: skip
+
+
+def _facts(document: Mapping[str, Any]) -> str:
+    sizes = document["samples_per_client"]
+    samples = str(sizes[0]) if len(set(sizes)) == 1 else f"{min(sizes)} to {max(sizes)}"
+    return (
+        f"{counted(document['federations'], 'federation')} of {counted(document['clients'], 'client')} with {samples} "
+        f"training samples each, drawn anew for each; {document['members']:,} members and {document['non_members']:,} "
+        f"non-members in all. What leaves a client: {METHODS[document['method']].sends}."
+    )

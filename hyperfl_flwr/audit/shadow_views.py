@@ -1,0 +1,173 @@
+"""What an attacker holds of a client's model after a federation, and the model's confidence in samples.
+
+`server`: what the client uploads in each round, which is its model after local training, or the part that it shares. Of
+HyperFL it is the extractor that the client begins a round with, read off its upload (`hyperfl_flwr.attacks.readout`).
+`client`: what another client receives in the rounds after the first: the shared part as aggregated.
+`model`: the client's whole personalized model, as `hyperfl export` writes it.
+
+If a part has no classifier, the attacker fits one to the features of labelled samples of its own.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hyperfl_flwr.attacks.knowledge import PublicKnowledge
+from hyperfl_flwr.attacks.readout import AFTER, read_out
+from hyperfl_flwr.attacks.shadow_scores import Confidences, scaled_confidences
+from hyperfl_flwr.audit.knowledge import TRAINED, public_knowledge
+from hyperfl_flwr.audit.shadow_data import ShadowData
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.method import Form
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.models.target import Target
+from hyperfl_flwr.models.targets import build_target
+from hyperfl_flwr.results.export import model_of_run
+from hyperfl_flwr.runs.observation import Observation, load_observation, observation_path
+
+Parameters = Mapping[str, Tensor]
+"""Parameters and buffers by the names of the target network: all, or those of its extractor alone."""
+
+VIEWS: Mapping[str, str] = {
+    "server": "the server, from the client's uploads of all rounds",
+    "client": "another client, from what it receives in all rounds",
+    "model": "whoever holds the client's exported model",
+}
+"""Attackers by name."""
+
+RIDGE = 1e-3
+"""Weight of the squared norm in the attacker's linear classifier, relative to the features' mean square."""
+
+_SUPPORTED = {"model", "layers", "extractor"}
+_PREFIXES = {"model/": "", "layers/": "", "extractor/": "extractor.", "classifier/": "classifier."}
+
+
+def views_of(config: RunConfig) -> list[str]:
+    """Return the names of the views that the attacks of this module support with a run's settings."""
+    parts = {upload.part for upload in METHODS[config.method].active_uploads(config, 1)}
+    found = []
+    if parts & {*_SUPPORTED, "hypernetwork"}:
+        found.append("server")
+    if parts & _SUPPORTED and config.num_clients > 1 and config.num_rounds > 1:
+        found.append("client")
+    return [*found, "model"]
+
+
+def confidences(run: Path, config: RunConfig, data: ShadowData, client: int) -> dict[str, Confidences]:
+    """Return the scaled confidences [q, n + c] of each view's models in a client's pool and the controls.
+
+    Args:
+        run: Folder of a complete run that has recorded all clients in all rounds.
+        config: Its settings, resolved.
+        data: The samples of the game.
+        client: The client's id.
+    """
+    samples, labels = data.samples(client)
+    known, known_labels = data.attackers()
+    target = build_target(config.of_client(client).target, data.dataset.input_shape, data.dataset.num_classes)
+    found = {}
+    for view in views_of(config):
+        rows = []
+        for parameters in _READERS[view](run, config, data, client):
+            has_classifier = _load(target, parameters)
+            fitted = None if has_classifier else fit_classifier(_features(target, known), known_labels, target)
+            features = _features(target, samples)
+            rows.append(scaled_confidences(_logits(target, features, fitted), labels))
+        found[view] = np.stack(rows)
+    return found
+
+
+def fit_classifier(features: Tensor, labels: Tensor, target: Target) -> Tensor:
+    """Fit a linear classifier [F + 1, K] to features [n, F] by ridge regression on the labels [n], one for each class.
+
+    The last row has the biases.
+    """
+    ones = _with_ones(features)
+    truth = torch.nn.functional.one_hot(labels, target.classifier.out_features).double()
+    gram = ones.T @ ones
+    penalty = RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
+    fitted: Tensor = torch.linalg.solve(gram + penalty, ones.T @ truth)
+    return fitted
+
+
+def _with_ones(features: Tensor) -> Tensor:
+    return torch.cat([features, torch.ones(len(features), 1, dtype=features.dtype)], dim=1)
+
+
+def _logits(target: Target, features: Tensor, fitted: Tensor | None) -> Tensor:
+    if fitted is not None:
+        return _with_ones(features) @ fitted
+    with torch.no_grad():
+        logits: Tensor = target.classifier(features.float())
+    return logits
+
+
+@torch.no_grad()
+def _features(target: Target, samples: Tensor) -> Tensor:
+    return torch.cat([target.extractor(chunk) for chunk in torch.split(samples, 500)]).double()
+
+
+def _load(target: Target, parameters: Parameters) -> bool:
+    """Put parameters into a network for evaluation; returns whether they include the classifier."""
+    missing, _ = target.load_state_dict(dict(parameters), strict=False, assign=True)
+    if lacking := [name for name in missing if name.startswith("extractor.")]:
+        raise ValueError(f"the shared part lacks {', '.join(lacking)} of the extractor")
+    target.eval()
+    return not missing
+
+
+def _uploads(run: Path, config: RunConfig, data: ShadowData, client: int) -> Iterator[Parameters]:
+    forms: list[Form] = [upload.form for upload in METHODS[config.method].uploads if upload.part in TRAINED]
+    for observation in _observations(run, config, client, range(1, config.num_rounds + 1)):
+        if "hypernetwork/head_weight" in observation.received:
+            yield read_out(observation, _knowledge(config.of_client(client), data)).parameters
+        else:
+            after = AFTER[forms[0]]
+            yield _named(
+                {key: after(_tensor(start), _tensor(observation.reply[key]))
+                 for key, start in observation.received.items()}
+            )  # fmt: skip
+
+
+def _received(run: Path, config: RunConfig, data: ShadowData, client: int) -> Iterator[Parameters]:
+    other = (client + 1) % config.num_clients
+    for observation in _observations(run, config, other, range(2, config.num_rounds + 1)):
+        yield _named({key: _tensor(value) for key, value in observation.received.items()})
+
+
+def _exported(run: Path, config: RunConfig, data: ShadowData, client: int) -> Iterator[Parameters]:
+    yield model_of_run(run, client).tensors
+
+
+_READERS: Mapping[str, Callable[[Path, RunConfig, ShadowData, int], Iterator[Parameters]]] = {
+    "server": _uploads, "client": _received, "model": _exported,
+}  # fmt: skip
+
+
+def _observations(run: Path, config: RunConfig, client: int, rounds: range) -> Iterator[Observation]:
+    for number in rounds:
+        yield load_observation(observation_path(run, number, client))
+
+
+def _named(arrays: Mapping[str, Tensor]) -> Parameters:
+    """Return the arrays that belong to the target network, by its names."""
+    return {
+        new + key[len(old) :]: value for key, value in arrays.items() for old, new in _PREFIXES.items()
+        if key.startswith(old)
+    }  # fmt: skip
+
+
+def _tensor(value: NDArray[np.float32]) -> Tensor:
+    return torch.from_numpy(np.array(value))
+
+
+def _knowledge(config: RunConfig, data: ShadowData) -> PublicKnowledge:
+    dataset = data.dataset
+    return public_knowledge(
+        config, input_shape=dataset.input_shape, num_classes=dataset.num_classes, mean=dataset.mean, std=dataset.std,
+        augmented=False,
+    )  # fmt: skip
