@@ -28,7 +28,7 @@ from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.prior import prior_of
 from hyperfl_flwr.audit.record_round import AttackedRound, View, leaked_activations, record_round, view
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.config.table import training_autos, with_defaults
+from hyperfl_flwr.config.table import default_settings, training_autos, with_defaults
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import numpy_generator
@@ -41,6 +41,9 @@ from hyperfl_flwr.runs.run_sources import find_sources_of
 from strategies.engine.base import BaseStrategy
 
 Images = NDArray[np.float32]
+
+PLAIN = {key: value for key, value in default_settings().items() if key.startswith(("robust.", "adversary."))}
+"""Settings with which all nodes are honest and reduced by the mean: what a client uploads does not depend on them."""
 
 TEST_SAMPLES = 10
 """Number of test samples of each client; few, since the audit does not use accuracies."""
@@ -86,9 +89,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         "audit.clients": ",".join(map(str, range(number))) if METHODS[str(settings["method"])].uploads else "",
         "audit.rounds": "all",
         "secagg.enabled": False,  # single uploads are recorded, and summed for the attacks
-        "robust.reduction": "mean",  # what clients upload does not depend on it
-        "robust.byzantine": "auto",
-        "robust.norm-bound": "auto",
+        **PLAIN,
     }
     config = resolved(RunConfig.from_flat(attacked))
     use_weights(config.lpm.weights)

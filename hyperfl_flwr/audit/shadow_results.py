@@ -27,6 +27,9 @@ RATES = (0.01, 0.001)
 LEAST_FALSE_POSITIVES = 5
 """Number of false positives that a rate must allow: with fewer, chance decides where the threshold lies."""
 
+BARELY = 0.55
+"""Area below the ROC curve up to which an attacker barely recognises members, however narrow its interval is."""
+
 Scores = NDArray[np.float64]
 
 
@@ -175,7 +178,8 @@ def measure(game: ShadowGame, played: Played, found: Mapping[str, Mapping[str, O
 def sentence(document: Mapping[str, Any], view: str) -> str:
     """Return the verdict on one view as a sentence."""
     found, recognised = document["views"][view], is_recognised(document, view)
-    verdict = "recognises members" if recognised else "does not recognise members"
+    best = max(found[name]["auc"]["value"] for name in ATTACKS)
+    verdict = f"{'barely ' if best < BARELY else ''}recognises members" if recognised else "does not recognise members"
     rates = "".join(
         f", {rate_text(known)} of the members at {100 * float(rate):g} % false positives"
         for rate, known in found["lira"]["true_positives"].items()

@@ -45,7 +45,7 @@ class ShadowGame:
     federations: int
 
     def __post_init__(self) -> None:
-        """Check the number of federations and the task.
+        """Check the number of federations, the task, and that all nodes are honest.
 
         Raises:
             ConfigError: If they are wrong.
@@ -56,6 +56,8 @@ class ShadowGame:
             )
         if self.settings.get("task", CLASSIFICATION.name) != CLASSIFICATION.name:
             raise ConfigError(f"task must be classification, which the attacks are for; got {self.settings['task']!r}")
+        if (lie := self.settings.get("adversary.attack", "none")) != "none":
+            raise ConfigError(f"adversary.attack must be none, as the attacks are on honest clients; got {lie!r}")
 
     @property
     def config(self) -> RunConfig:
@@ -168,8 +170,10 @@ def play_some(
         work.mkdir(mode=0o700)
         write_samples(data, drawn, number, work / "samples.npz")
         config = game.of_federation(data, work / "samples.npz", work / "run")
+        # With a robust rule each node counts as one, and is one client as in `hyperfl run`.
+        num_nodes = config.num_clients if config.robust.is_robust else 1
         with _quiet():
-            run(InProcessGrid(app, 1, config.flat(), {"simulated": True}), config, plots=False)
+            run(InProcessGrid(app, num_nodes, config.flat(), {"simulated": True}), config, plots=False)
         _write(folder, number, work / "run", resolved(config), data)
         shutil.rmtree(work)
         on_played()
