@@ -1,6 +1,6 @@
 """Refuse robust reductions where they would not hold: by the method, other settings, or the number of nodes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from clients.engine.base import BaseClient
 from hyperfl_flwr.config.run_config import RunConfig
@@ -72,6 +72,24 @@ def _reason(config: RunConfig, client: type[BaseClient]) -> str:
 def asked_nodes(config: RunConfig, num_nodes: int) -> int:
     """Return the largest number of nodes that a usual round asks, of some number that host clients."""
     return min(num_nodes, max(1, round(config.fraction_train * config.num_clients)))
+
+
+def robust_warnings(config: RunConfig, num_nodes: int) -> Iterator[str]:
+    """Yield a warning if more nodes of a simulation lie than a robust rule holds for.
+
+    Args:
+        config: The run's settings.
+        num_nodes: Number P of all nodes.
+    """
+    if not config.robust.is_robust or config.adversary.attack == "none":
+        return
+    asked = asked_nodes(config, min(num_nodes, config.num_clients))
+    liars, byzantine = len(config.adversary.lying_nodes(config.seed, num_nodes)), config.robust.byzantine_of(asked)
+    if min(liars, asked) > byzantine:
+        yield (
+            f"warning: {liars} of {num_nodes} nodes lie, and up to {min(liars, asked)} of the {asked} of a round; "
+            f"robust.reduction = {config.robust.reduction} is set for {byzantine} at most (robust.byzantine)"
+        )
 
 
 def check_enough_nodes(config: RunConfig, num_nodes: int) -> None:

@@ -16,7 +16,7 @@ from hyperfl_flwr.app.joining import open_joinable
 from hyperfl_flwr.app.methods import check_run, client_of, new_strategy
 from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.app.resolved import resolution, resolution_text, resolved
-from hyperfl_flwr.app.robust_reductions import check_enough_nodes
+from hyperfl_flwr.app.robust_reductions import check_enough_nodes, robust_warnings
 from hyperfl_flwr.app.secure_sums import check_nodes, secure_context, secure_sum_warnings
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunFailedError
@@ -95,6 +95,8 @@ def run(grid: Grid, config: RunConfig, *, plots: bool = True) -> Path:
     with _recorded(directory, early_records):
         announce(resolution_text(read_manifest(directory.path)["resolved"]))
         for line in secure_sum_warnings(config, simulated=roster.simulated):
+            announce(line)
+        for line in robust_warnings(config, roster.num_nodes):
             announce(line)
         if config.cross_site and not roster.simulated:
             number = len(willing_clients(roster.federation, config.num_clients))

@@ -42,9 +42,6 @@ from strategies.engine.base import BaseStrategy
 
 Images = NDArray[np.float32]
 
-PLAIN = {key: value for key, value in default_settings().items() if key.startswith(("robust.", "adversary."))}
-"""Settings with which all nodes are honest and reduced by the mean: what a client uploads does not depend on them."""
-
 TEST_SAMPLES = 10
 """Number of test samples of each client; few, since the audit does not use accuracies."""
 
@@ -89,7 +86,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         "audit.clients": ",".join(map(str, range(number))) if METHODS[str(settings["method"])].uploads else "",
         "audit.rounds": "all",
         "secagg.enabled": False,  # single uploads are recorded, and summed for the attacks
-        **PLAIN,
+        **_without("robust", "adversary"),  # what an honest client uploads does not depend on them
     }
     config = resolved(RunConfig.from_flat(attacked))
     use_weights(config.lpm.weights)
@@ -112,6 +109,11 @@ def local_epochs_setting(settings: Mapping[str, Scalar], options: Options) -> di
     batch_size = int(settings["batch-size"])
     num_steps = int(settings["local-epochs"]) * math.ceil((options.samples or batch_size) / batch_size)
     return dict(_strategy(settings).steps_setting(num_steps))
+
+
+def _without(*sections: str) -> dict[str, Scalar]:
+    """Return the defaults of all settings of some sections, with which they have no effect."""
+    return {key: value for key, value in with_defaults({}).items() if key.partition(".")[0] in sections}
 
 
 def _strategy(settings: Mapping[str, Scalar]) -> type[BaseStrategy]:

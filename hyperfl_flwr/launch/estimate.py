@@ -127,7 +127,7 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
         memory_bytes=server_memory
         + (SERVER_COPIES + num_nodes - 1) * shared
         + (of_one + answered) * config.num_clients
-        + (num_bytes(summed) * hosts if config.robust.is_robust else 0)
+        + (num_bytes(summed) * hosts if config.robust.is_robust or config.adversary.forges else 0)
         + busy * peak_memory(),
         seconds=(STARTUP_SECONDS if planned.engine == RAY else 0.0)
         + config.num_rounds * wire / WIRE_BYTES_PER_SECOND

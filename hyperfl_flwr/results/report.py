@@ -44,7 +44,7 @@ from hyperfl_flwr.runs.run_directory import (
     trained_settings,
 )
 from hyperfl_flwr.runs.run_sources import method_of
-from hyperfl_flwr.runs.summary import NOT_KNOWN, fall_text, majority_text, shares_text, summarise
+from hyperfl_flwr.runs.summary import NOT_KNOWN, fall_text, liars_text, majority_text, shares_text, summarise
 
 MOST_FAILURES = 100
 """Largest number of failures that the report lists; a long run may have thousands, and all are in its folder."""
@@ -104,6 +104,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         problem=manifest["problem"],
         majority=majority_text(summary),
         fall=fall_text(summary),
+        liars=liars_text(manifest),
         least_shares=shares_text(summary),
         secure_sums=_secure_sums(manifest, summary) if has_secure_sums(manifest) else "",
         privacy=statement_text(summary["privacy"]),

@@ -172,6 +172,20 @@ def fall_text(summary: Mapping[str, Any]) -> str:
     )
 
 
+def liars_text(manifest: Mapping[str, Any]) -> str:
+    """Return which nodes of a simulation lied, and how; empty if none did.
+
+    Args:
+        manifest: Content of manifest.json.
+    """
+    settings = manifest["settings"]
+    if (attack := settings.get("adversary.attack", "none")) == "none":
+        return ""
+    given = settings["adversary.nodes"]
+    numbers = str(manifest.get("resolved", {}).get("adversary.nodes", "none") if given == "auto" else given)
+    return "" if numbers == "none" else f"{numbers.replace(',', ', ')} ({attack})"
+
+
 def shares_text(summary: Mapping[str, Any]) -> str:
     """Return the nodes that counted least in a robust reduction, with their mean shares; empty if these are unknown."""
     least = sorted(summary.get("node_shares", {}).items(), key=lambda item: float(item[1]))[:FEWEST_SHARES]

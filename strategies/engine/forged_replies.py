@@ -63,8 +63,10 @@ def with_lies(context: ServerContext, messages: Sequence[Message], exchanges: It
     if adversary.forges and messages and messages[0].metadata.message_type == MessageType.TRAIN:
         found = list(exchanges)
         steps = [_Step.of(context, *each, liars) for each in zip(messages, found, strict=True)]
-        forge(adversary, [step for step in steps if step is not None])
-        exchanges = [each if step is None else step.exchange() for each, step in zip(found, steps, strict=True)]
+        senders = forged_nodes(context, [step for step in steps if step is not None])
+        exchanges = [
+            each if step is None else step.exchange(senders[each.node]) for each, step in zip(found, steps, strict=True)
+        ]
     for answer in exchanges:
         yield _without_metrics(answer) if answer.node in liars else answer
 
@@ -106,15 +108,24 @@ def start_of(key: str, sent: NDArray[Any], reductions: Mapping[str, Reduction]) 
     return np.zeros_like(sent) if holds_changes else sent
 
 
-def forge(adversary: AdversaryConfig, steps: Sequence["_Step"]) -> None:
-    """Replace the arrays of lying nodes and of their clients; nodes lie among nodes, and clients among clients."""
-    for senders in ([step.node for step in steps], [each for step in steps for each in step.alone.values()]):
+def forged_nodes(context: ServerContext, steps: Sequence["_Step"]) -> Mapping[int, Sender]:
+    """Return all nodes of a step by Flower id, with the forged arrays of those that lie.
+
+    Nodes lie among nodes, and clients that send arrays alone among clients; the arrays of these are replaced in place.
+    A node whose audited clients answer in messages of their own is one sender, so that an audit changes no lie.
+    """
+    replies: dict[int, list[_Step]] = {}
+    for step in steps:
+        replies.setdefault(step.answer.node, []).append(step)
+    nodes = {node: _node_sender(context, mine) for node, mine in replies.items()}
+    for senders in (list(nodes.values()), [each for step in steps for each in step.alone.values()]):
         kinds = {(key, value.shape) for sender in senders for key, value in sender.arrays.items()}
         for key, shape in sorted(kinds):
             if key != LABEL_COUNTS:  # others would be refused
                 # In some methods clients have different networks.
                 alike = [each for each in senders if key in each.arrays and each.arrays[key].shape == shape]
-                forge_arrays(adversary, key, alike)
+                forge_arrays(context.config.adversary, key, alike)
+    return nodes
 
 
 def forge_arrays(adversary: AdversaryConfig, key: str, senders: Sequence[Sender]) -> None:
@@ -147,7 +158,7 @@ class _Step:
         received: The summed groups that its clients were sent.
         answer: The honest result.
         reply: The same, read.
-        node: The node, with the means of the summed groups over its clients.
+        lies: Whether the node lies.
         alone: Its clients that send arrays alone, by id.
     """
 
@@ -156,7 +167,7 @@ class _Step:
     received: SharedArrays
     answer: Exchange
     reply: TrainingReply
-    node: Sender
+    lies: bool
     alone: Mapping[int, Sender]
 
     @classmethod
@@ -190,17 +201,17 @@ class _Step:
             received=received,
             answer=answer,
             reply=reply,
-            node=_node_sender(reply, received, context.reductions, request, lies=lies),
+            lies=lies,
             alone=senders,
         )
 
-    def exchange(self) -> Exchange:
+    def exchange(self, node: Sender) -> Exchange:
         """Return the result with the node's arrays; an honest node's is unchanged."""
-        if not self.node.lies:
+        if not self.lies:
             return self.answer
         total = PlainSum(self.received, self.context.reductions, self.request)
         for result in self.reply.report.results:  # as if each client had trained the node's mean
-            total.add(self.node.arrays, result.num_examples)
+            total.add(node.arrays, result.num_examples)
         content = {name: value for name, value in (self.answer.content or {}).items() if name != OUTLIER_SUMS}
         content[ARRAYS] = pack_arrays(total.arrays)
         if outliers := total.outliers:
@@ -218,30 +229,26 @@ def _sent_alone(message: Message, each: SharedArrays) -> Mapping[int, SharedArra
     return {client: {**each, **found.get(client, {})} for client in clients} if each or found else {}
 
 
-def _node_sender(
-    reply: TrainingReply,
-    received: SharedArrays,
-    reductions: Mapping[str, Reduction],
-    request: Request,
-    *,
-    lies: bool,
-) -> Sender:
-    """Return a node with the means over its clients, as the server would compute them of this reply alone."""
-    number, num_examples = len(reply.report.results), reply.num_examples
-    is_sum = {key: reductions[group_of(key)] is Reduction.SUM for key in received}
-    means = dict(reply.arrays)
-    if reply.is_sum:
-        rounding = {"num_clients": request.num_clients, "max_num_examples": request.max_num_examples}
+def _node_sender(context: ServerContext, steps: Sequence[_Step]) -> Sender:
+    """Return a node with the means over its clients, as the server would compute them of its replies alone."""
+    first, reductions = steps[0], context.reductions
+    number = sum(len(step.reply.report.results) for step in steps)
+    num_examples = sum(step.reply.num_examples for step in steps)
+    is_sum = {key: reductions[group_of(key)] is Reduction.SUM for key in first.received}
+    means = dict(first.reply.arrays)
+    if number > 1:
+        rounding = {"num_clients": first.request.num_clients, "max_num_examples": first.request.max_num_examples}
         averaged = {name: Reduction.MEAN if each is Reduction.SUM else each for name, each in reductions.items()}
-        total = ReproducibleSum(received, averaged, **rounding)
-        reply.add_to(total)
+        total = ReproducibleSum(first.received, averaged, **rounding)
+        for step in steps:
+            step.reply.add_to(total)
         means = total.take_mean(num_examples, number)
+    divisors = {key: reductions[group_of(key)].divisor(num_examples, number) for key in first.received}
+    weights = {key: float(number) if is_sum[key] else divisor for key, divisor in divisors.items()}
     return Sender(
-        lies=lies,
-        start={key: start_of(key, value, reductions) for key, value in received.items()},
+        lies=first.lies,
+        start={key: start_of(key, value, reductions) for key, value in first.received.items()},
         arrays=means,
-        weights={
-            key: float(number) if is_sum[key] else reductions[group_of(key)].divisor(num_examples, number)
-            for key in received
-        },
+        # Under a robust rule each node counts as one.
+        weights=dict.fromkeys(weights, 1.0) if context.config.robust.is_robust else weights,
     )

@@ -79,7 +79,7 @@ class Step:
 
     def __init__(self, num_nodes: int, **adversary: Scalar) -> None:
         identify_process()
-        changes = {f"adversary.{name}": value for name, value in adversary.items()}
+        changes = {key if "." in key else f"adversary.{key}": value for key, value in adversary.items()}
         hosted = [list(range(number, NUM_CLIENTS, num_nodes)) for number in range(num_nodes)]
         nodes = [
             Node(id=100 + number, partition=number, clients=clients, properties={"num-nodes": num_nodes})
@@ -229,6 +229,13 @@ def test_a_model_is_replaced() -> None:
     share = sum(EXAMPLES[client] for client in honest) / sum(EXAMPLES)
     expected = SENT["model/w"] + node_change(1, 3, 5) + share * weighted(honest)
     np.testing.assert_allclose(step.mean(step.replies())["model/w"], expected, rtol=1e-6)
+
+
+def test_under_a_robust_rule_nodes_have_the_same_weight() -> None:
+    """γ = auto is then the number of nodes divided by that of liars, whatever their numbers of samples."""
+    step = Step(3, attack="backdoor", nodes="1", **{"robust.reduction": "norm-bound"})
+    expected = SENT["model/w"] + 3 * node_change(1, 4)
+    np.testing.assert_allclose(step.mean([step.replies()[1]])["model/w"], expected, rtol=1e-6)
 
 
 def test_large_lies_use_further_levels_of_sums() -> None:
