@@ -28,7 +28,7 @@ from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.prior import prior_of
 from hyperfl_flwr.audit.record_round import AttackedRound, View, leaked_activations, record_round, view
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.config.table import default_settings, training_autos, with_defaults
+from hyperfl_flwr.config.table import training_autos, with_defaults
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import numpy_generator
