@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperfl_flwr.attacks.scoring import verdict
+from hyperfl_flwr.attacks.scoring import CLEAR_MARGIN, verdict
 from hyperfl_flwr.audit.audit import AttackResult, images_of
 from hyperfl_flwr.audit.pictures import MOST_DECIBELS, PictureRow, draw_rows, picture_rows
 from hyperfl_flwr.audit.record_round import AttackedRound
@@ -153,8 +153,8 @@ def sentence(document: Mapping[str, Any], name: str) -> str:
         f"median PSNR {ours:.1f} dB, where the better control, which knows nothing of the client, has {control:.1f}"
     )
     if found["verdict"] == "recovered nothing":
-        silence = "A failed attack is no proof of safety."
-        return f"After {where}, {name} recovered nothing: {numbers} dB. {silence}{_histogram(found)}"
+        numbers += f" dB; no image is {CLEAR_MARGIN:g} dB ahead of its control. A failed attack is no proof of safety."
+        return f"After {where}, {name} recovered nothing: {numbers}{_histogram(found)}"
     which = "the private images" if found["verdict"] == "recovered" else "some of the private images"
     count = f"{found['images_recovered']} of {len(found['psnr']['per_image'])} clearly"
     return f"After {where}, {name} recovered {which} ({count}): {numbers} dB.{_histogram(found)}"
@@ -186,7 +186,7 @@ def table(document: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
                 *([_mean_text(found["lpips"])] if with_lpips else []),
                 f"{others['psnr']['mean']:.1f} dB, SSIM {_mean_text(others['ssim'])}",
                 f"{found['control']['mean_image']['psnr']['mean']:.1f} dB",
-                str(found["iterations"]),
+                str(found["iterations"] or NOTHING),
                 found["verdict"],
             ]
         )
