@@ -102,6 +102,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         by_neighbours=options.by_neighbours,
         prior=options.prior,
         cheating=options.cheating,
+        labels_known=options.labels_known,
     )
     check_knowledge(target)  # loads the data, so that missing data are reported before anything starts
     return target

@@ -13,7 +13,7 @@ from hyperfl_flwr.attacks.image_space import ImageSpace
 from hyperfl_flwr.attacks.learned_prior import PriorTraining, learned_space, train_decoder
 from hyperfl_flwr.attacks.optimiser_loop import Progress
 from hyperfl_flwr.audit.record_round import AttackedRound
-from hyperfl_flwr.core.errors import ConfigError, StateError
+from hyperfl_flwr.core.errors import ConfigError, DataError, StateError
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.core.storage import read_arrays, write_arrays
 from hyperfl_flwr.data.cache import cache_directory
@@ -63,8 +63,8 @@ def check_prior(name: str, attacked: str, private: NDArray[np.float32], data_roo
         )
     try:
         split = load_dataset(name, data_root).train
-    except ConfigError as error:
-        raise ConfigError(f"the prior cannot be learned from {name!r}: {error}") from None
+    except (ConfigError, DataError) as error:
+        raise type(error)(f"the prior cannot be learned from {name!r}: {error}") from None
     if split.images.shape[1:] != private.shape[1:]:
         return
     known = {image.tobytes() for image in private}

@@ -50,6 +50,7 @@ def measure(target: AttackedRound, findings: Mapping[str, AttackResult], lpips: 
         "by_neighbours": target.by_neighbours,
         "prior": target.prior,
         "cheating": target.cheating,
+        "labels_known": target.labels_known,
         "samples_per_client": target.num_examples,
         "batch_size": config.batch_size,
         "local_steps": target.num_steps,
@@ -289,7 +290,8 @@ def _known(target: AttackedRound, findings: Mapping[str, AttackResult]) -> str:
     if not target.summed:
         informed = [name for name, finding in findings.items() if finding.attack.needs_prior]
         also = f"; {', '.join(informed)} also had images of {target.prior}" if informed else ""
-        return f"The attacks had the server's messages and the settings{also}."
+        labels = ", the settings, and to find images the true labels" if target.labels_known else " and the settings"
+        return f"The attacks had the server's messages{labels}{also}."
     informed = [name for name, finding in findings.items() if finding.attack.gets_hidden]
     also = f"; {', '.join(informed)} also had the clients' activations, which single uploads reveal" if informed else ""
     return f"The attacks had the sum of the clients' messages and the settings{also}."

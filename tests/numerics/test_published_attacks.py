@@ -22,7 +22,7 @@ from hyperfl_flwr.attacks.readout import mean_gradients, read_out
 from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.attacks.scoring import match
 from hyperfl_flwr.audit.prior import check_prior, public_images, trained_prior
-from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.errors import ConfigError, DataError
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.models.hypernetwork import Hypernetwork
 from hyperfl_flwr.models.targets import build_target
@@ -238,7 +238,7 @@ def test_a_prior_must_not_hold_private_images(tmp_path: Path) -> None:
         check_prior(f"npz:{paths['same']}", "digits", held)
     check_prior(f"npz:{paths['other']}", "digits", private)
     check_prior(f"npz:{paths['same']}", "digits", np.zeros((2, 3, 8, 8), dtype=np.float32))
-    with pytest.raises(ConfigError, match="the prior cannot be learned from 'nowhere'"):
+    with pytest.raises(DataError, match="the prior cannot be learned from 'nowhere'"):
         check_prior("nowhere", "digits", private)
     with pytest.raises(ConfigError, match="mnist and emnist share images"):
         check_prior("mnist", "emnist", private)
