@@ -198,16 +198,28 @@ class Decoder:
             return
         inputs, flat = layer.inputs(parameters, images).double(), images.flatten(1).double()
         self.center, self.mean = inputs.mean(dim=0), flat.mean(dim=0)
-        inputs = inputs - self.center
-        products = inputs.T @ inputs
-        ridge = _RIDGE * products.diagonal().mean().clamp(min=_LEAST_VARIANCE) * torch.eye(len(products)).double()
-        self.weight: Tensor = torch.linalg.solve(products + ridge, inputs.T @ (flat - self.mean))
+        inputs, flat = inputs - self.center, flat - self.mean
+        ridge = _RIDGE * inputs.square().sum(dim=0).mean().clamp(min=_LEAST_VARIANCE)
+        # (X^T X + r)^-1 X^T Y = X^T (X X^T + r)^-1 Y: the smaller system, and factors instead of their product.
+        self.factors: tuple[Tensor, ...]
+        if inputs.shape[1] <= len(inputs):
+            self.factors = (torch.linalg.solve(_with_ridge(inputs.T @ inputs, ridge), inputs.T @ flat),)
+        else:
+            self.factors = (inputs.T, torch.linalg.solve(_with_ridge(inputs @ inputs.T, ridge), flat))
 
     def images(self, inputs: Tensor) -> Tensor:
         """Return normalised images [r, C, H, W] of inputs u [r, D]; numbers that are not finite count as 0."""
         inputs = inputs.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        found = inputs if self.is_exact else (inputs - self.center) @ self.weight + self.mean
-        return found.reshape(-1, *self.shape).float()
+        if not self.is_exact:
+            inputs = inputs - self.center
+            for factor in self.factors:
+                inputs = inputs @ factor
+            inputs = inputs + self.mean
+        return inputs.reshape(-1, *self.shape).float()
+
+
+def _with_ridge(products: Tensor, ridge: Tensor) -> Tensor:
+    return products + ridge * torch.eye(len(products)).to(products)
 
 
 def with_values(sent: Arrays, values: Mapping[str, Tensor], knowledge: PublicKnowledge) -> Arrays:

@@ -73,7 +73,7 @@ def forge_imprint(sent: Arrays, knowledge: PublicKnowledge, public: FloatArray, 
     layer, images = first_linear(knowledge), normalised(public, knowledge)
     values = pass_through(layer, images)
     inputs = layer.inputs(values, images).double()
-    direction = torch.linalg.eigh(torch.cov(inputs.T))[1][:, -1]
+    direction = first_component(inputs)
     measured = inputs @ direction
     quantiles = torch.quantile(measured, torch.arange(1, layer.width, dtype=torch.float64) / layer.width)
     extent = measured.max() - measured.min()
@@ -89,6 +89,21 @@ def forge_imprint(sent: Arrays, knowledge: PublicKnowledge, public: FloatArray, 
         **_equal_columns(layer, knowledge, float(ratio * scale)),
     }
     return with_values(sent, values, knowledge)
+
+
+def first_component(inputs: Tensor) -> Tensor:
+    """Return the first principal component [D] of the rows of a float64 matrix [m, D], of unit length.
+
+    It is computed from the smaller of covariance and Gram matrix, as an image can have many more pixels than there are
+    public images.
+    """
+    if inputs.shape[1] <= len(inputs):
+        whole: Tensor = torch.linalg.eigh(torch.cov(inputs.T))[1][:, -1]
+        return whole
+    centered = inputs - inputs.mean(dim=0)
+    found: Tensor = centered.T @ torch.linalg.eigh(centered @ centered.T)[1][:, -1]
+    found /= found.norm()
+    return found
 
 
 def _equal_columns(layer: FirstLinear, knowledge: PublicKnowledge, size: float) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ The attacks get observations and public knowledge. The private images are used o
 """
 
 import math
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -99,6 +100,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         by_neighbours=options.by_neighbours,
         prior=options.prior,
         cheating=options.cheating,
+        labels_known=options.labels_known,
     )
     check_knowledge(target)  # loads the data, so that missing data are reported before anything starts
     return target
@@ -192,6 +194,8 @@ def audit(
                 progress=progress(name),
             )
             findings[name] = attack(target, ATTACKS[name], settings, seen)
+            if public is not None:  # no other attack reads this round: one client's hypernetwork takes 120 MB
+                shutil.rmtree(own)
             on_finding(name, findings[name])
     return findings
 
@@ -245,7 +249,9 @@ def controls(target: AttackedRound, number: int) -> tuple[Images, Images]:
     """Return unrelated images [number, C, H, W] and the mean image [C, H, W], both of the data set's test images."""
     test = target.data().dataset.test
     rng = numpy_generator(target.config.seed, "audit", "unrelated")
-    chosen = rng.choice(len(test), number, replace=number > len(test))
+    chosen = rng.choice(len(test), min(number, len(test)), replace=False)
+    while len(chosen) < number:  # each image once more, so that neighbours stay distinct
+        chosen = np.concatenate([chosen, rng.permutation(len(test))])[:number]
     sample = test.scaled(np.sort(rng.choice(len(test), min(len(test), 2000), replace=False)))
     return test.scaled(chosen), sample.mean(axis=0)
 

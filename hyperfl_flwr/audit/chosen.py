@@ -42,6 +42,11 @@ def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
         if name in unfit:
             raise ConfigError(f"{name} does not apply to target = {target.config.target}: {unfit[name]}")
     possible = [name for name in possible if name not in unfit]
+    if not possible and target.cheating:
+        raise ConfigError(
+            f"no attack of a server that cheats applies to {method} with target = {target.config.target}; leave "
+            f"--cheating out for those of a curious server"
+        )
     if not possible:
         raise ConfigError(f"no attack of this project applies to {method}, which is no proof of safety")
     if target.prior == target.config.dataset:

@@ -1,5 +1,6 @@
 """Make what a cheating server sends in an attacked round."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,11 +17,20 @@ MOST_PUBLIC = 2000
 """Largest number of images that the server has; more make the reading of convolutional networks a little sharper."""
 
 
+LEAST_PUBLIC = 200
+
+MOST_NUMBERS = MOST_PUBLIC * 3 * 32 * 32
+"""Largest number of pixels and colours of all of these images, unless they are fewer than `LEAST_PUBLIC`: the forger
+passes them through the convolutions at once."""
+
+
 def public_images(target: AttackedRound) -> NDArray[np.float32]:
     """Return test images [m, C, H, W] in [0, 1], which stand for images of the clients' kind that anyone can get."""
-    test = target.data().dataset.test
+    dataset = target.data().dataset
+    number = max(LEAST_PUBLIC, min(MOST_PUBLIC, MOST_NUMBERS // math.prod(dataset.input_shape)))
     rng = numpy_generator(target.config.seed, "audit", "public")
-    return test.scaled(np.sort(rng.choice(len(test), min(len(test), MOST_PUBLIC), replace=False)))
+    chosen = rng.choice(len(dataset.test), min(len(dataset.test), number), replace=False)
+    return dataset.test.scaled(np.sort(chosen))
 
 
 def forging(target: AttackedRound, attack: Attack, public: NDArray[np.float32]) -> Callable[[Arrays], Arrays] | None:

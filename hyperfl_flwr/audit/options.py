@@ -39,9 +39,10 @@ class Options:
     prior: str = ""
 
     def __post_init__(self) -> None:
-        """Raise a ConfigError if `summed` and `labels_known` are both set: attacks on a sum do not use labels."""
-        if self.summed and self.labels_known:
-            raise ConfigError("attacks on a sum use no labels, so labels-known has no effect; leave it out")
+        """Raise a ConfigError if `labels_known` is set for attacks that do not use labels."""
+        for kind, chosen in {"on a sum": self.summed, "of a server that cheats": self.cheating}.items():
+            if chosen and self.labels_known:
+                raise ConfigError(f"attacks {kind} use no labels, so labels-known has no effect; leave it out")
 
     def optimisation(self, row: Attack) -> Optimisation | None:
         """Return an attack's default optimisation with these options applied; None if it does not optimise."""

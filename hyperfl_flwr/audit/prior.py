@@ -1,4 +1,4 @@
-"""Train the attacker's prior on public images, once for each set of images."""
+"""Train the attacker's prior on public images, once for each set of images, and refuse those that hold private ones."""
 
 import hashlib
 from pathlib import Path
@@ -13,7 +13,7 @@ from hyperfl_flwr.attacks.image_space import ImageSpace
 from hyperfl_flwr.attacks.learned_prior import PriorTraining, learned_space, train_decoder
 from hyperfl_flwr.attacks.optimiser_loop import Progress
 from hyperfl_flwr.audit.record_round import AttackedRound
-from hyperfl_flwr.core.errors import ConfigError, StateError
+from hyperfl_flwr.core.errors import ConfigError, DataError, StateError
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.core.storage import read_arrays, write_arrays
 from hyperfl_flwr.data.cache import cache_directory
@@ -22,6 +22,12 @@ from hyperfl_flwr.data.registry import load_dataset
 MOST_IMAGES = 10_000
 """Most images to train on, chosen at random."""
 
+OF_ONE_SOURCE = (frozenset({"mnist", "emnist"}), frozenset({"cifar10", "cinic10"}))
+"""Data sets that share images: MNIST and EMNIST are made of NIST's Special Database 19, and CINIC-10 holds CIFAR-10."""
+
+_PART = 5_000
+"""Images that are compared with the private ones at a time, to bound the memory."""
+
 _FORMAT = 1
 """Number of the network and of the training; a change of either needs another one."""
 
@@ -29,7 +35,46 @@ _FORMAT = 1
 def prior_of(target: AttackedRound, progress: Progress | None = None) -> ImageSpace:
     """Return the space of images that the attacker of a round has learned from its `prior`, see `trained_prior`."""
     root = Path(target.config.data_root) if target.config.data_root else None
-    return trained_prior(target.prior, target.data().dataset.input_shape, root, progress=progress)
+    data = target.data()
+    private = data.dataset.train.scaled(np.concatenate([data.train_indices(client) for client in target.clients]))
+    check_prior(target.prior, target.config.dataset, private, root)
+    return trained_prior(target.prior, data.dataset.input_shape, root, progress=progress)
+
+
+def check_prior(name: str, attacked: str, private: NDArray[np.float32], data_root: Path | None = None) -> None:
+    """Check that no private image is among those from which a prior would be learned.
+
+    Equal images are found under any name of the data set; images that were changed, only by the names in
+    `OF_ONE_SOURCE`.
+
+    Args:
+        name: Data set of the prior.
+        attacked: Data set of the private images.
+        private: The private images [n, C, H, W] in [0, 1].
+        data_root: Folder of the data sets; None for the default.
+
+    Raises:
+        ConfigError: If the data sets share images.
+        DataError: If there is no data set of this name.
+    """
+    if {name, attacked} in OF_ONE_SOURCE:
+        raise ConfigError(
+            f"{name} and {attacked} share images, so that the prior would know them; name another --prior"
+        )
+    try:
+        split = load_dataset(name, data_root).train
+    except (ConfigError, DataError) as error:
+        raise type(error)(f"the prior cannot be learned from {name!r}: {error}") from None
+    if split.images.shape[1:] != private.shape[1:]:
+        return
+    known = {image.tobytes() for image in private}
+    parts = np.array_split(np.arange(len(split)), -(-len(split) // _PART))
+    seen = known.intersection(image.tobytes() for part in parts for image in split.scaled(part))
+    if seen:
+        raise ConfigError(
+            f"{len(seen)} of the {len(known)} private images of {attacked} are in {name}, too, so that the prior would "
+            f"know them; name another --prior"
+        )
 
 
 def trained_prior(

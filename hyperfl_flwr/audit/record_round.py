@@ -52,6 +52,7 @@ class AttackedRound:
         cheating: Whether the server forges what it sends, in each attack for that attack.
         recorded_round: Number of the round if a run has recorded it; 0 if it is run for the attack.
         prior: Data set of which the attacker has images; empty for none.
+        labels_known: Whether the attacker has the labels of the private images.
     """
 
     config: RunConfig
@@ -63,6 +64,7 @@ class AttackedRound:
     cheating: bool = False
     recorded_round: int = 0
     prior: str = ""
+    labels_known: bool = False
 
     @property
     def num_steps(self) -> int:

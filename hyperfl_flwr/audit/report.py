@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperfl_flwr.attacks.scoring import verdict
+from hyperfl_flwr.attacks.scoring import CLEAR_MARGIN, verdict
 from hyperfl_flwr.audit.audit import AttackResult, images_of
 from hyperfl_flwr.audit.pictures import MOST_DECIBELS, PictureRow, draw_rows, picture_rows
 from hyperfl_flwr.audit.record_round import AttackedRound
@@ -50,6 +50,7 @@ def measure(target: AttackedRound, findings: Mapping[str, AttackResult], lpips: 
         "by_neighbours": target.by_neighbours,
         "prior": target.prior,
         "cheating": target.cheating,
+        "labels_known": target.labels_known,
         "samples_per_client": target.num_examples,
         "batch_size": config.batch_size,
         "local_steps": target.num_steps,
@@ -153,8 +154,8 @@ def sentence(document: Mapping[str, Any], name: str) -> str:
         f"median PSNR {ours:.1f} dB, where the better control, which knows nothing of the client, has {control:.1f}"
     )
     if found["verdict"] == "recovered nothing":
-        silence = "A failed attack is no proof of safety."
-        return f"After {where}, {name} recovered nothing: {numbers} dB. {silence}{_histogram(found)}"
+        numbers += f" dB; no image is {CLEAR_MARGIN:g} dB ahead of its control. A failed attack is no proof of safety."
+        return f"After {where}, {name} recovered nothing: {numbers}{_histogram(found)}"
     which = "the private images" if found["verdict"] == "recovered" else "some of the private images"
     count = f"{found['images_recovered']} of {len(found['psnr']['per_image'])} clearly"
     return f"After {where}, {name} recovered {which} ({count}): {numbers} dB.{_histogram(found)}"
@@ -186,7 +187,7 @@ def table(document: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
                 *([_mean_text(found["lpips"])] if with_lpips else []),
                 f"{others['psnr']['mean']:.1f} dB, SSIM {_mean_text(others['ssim'])}",
                 f"{found['control']['mean_image']['psnr']['mean']:.1f} dB",
-                str(found["iterations"]),
+                str(found["iterations"] or NOTHING),
                 found["verdict"],
             ]
         )
@@ -289,7 +290,8 @@ def _known(target: AttackedRound, findings: Mapping[str, AttackResult]) -> str:
     if not target.summed:
         informed = [name for name, finding in findings.items() if finding.attack.needs_prior]
         also = f"; {', '.join(informed)} also had images of {target.prior}" if informed else ""
-        return f"The attacks had the server's messages and the settings{also}."
+        labels = ", the settings, and to find images the true labels" if target.labels_known else " and the settings"
+        return f"The attacks had the server's messages{labels}{also}."
     informed = [name for name, finding in findings.items() if finding.attack.gets_hidden]
     also = f"; {', '.join(informed)} also had the clients' activations, which single uploads reveal" if informed else ""
     return f"The attacks had the sum of the clients' messages and the settings{also}."

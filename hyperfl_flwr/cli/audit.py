@@ -123,7 +123,7 @@ def run_audit(
         own = {**named, "--checkpoint": checkpoint, "--samples": samples, "--set": set_, "--cheating": cheating}
         _refuse_combination("--recorded", own)
         target, observed = recorded_round(recorded.absolute(), changes, summed=summed)
-        target = replace(target, prior=prior)
+        target = replace(target, prior=prior, labels_known=labels_known)
         options = replace(options, summed=target.summed)  # a run with secure sums has recorded a sum
     else:
         local: dict[str, Scalar] = {"batch-size": batch_size, "local-epochs": local_epochs}

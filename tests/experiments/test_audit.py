@@ -1,6 +1,7 @@
 """The audit: real messages in, images with controls out, and no verdict beyond the measurements."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -133,7 +134,11 @@ def test_labels_are_found_even_when_other_attacks_are_told_them(tmp_path: Path) 
     findings = audit(target, options)
     assert findings["idlg"].labels_found == 1.0
     write_audit(target, findings, tmp_path)
-    assert "idlg found 100 % of the labels" in (tmp_path / "audit.md").read_text()
+    page = (tmp_path / "audit.md").read_text()
+    assert "idlg found 100 % of the labels" in page
+    assert "The attacks had the server's messages, the settings, and to find images the true labels." in page
+    write_audit(replace(target, labels_known=False), findings, tmp_path)
+    assert "The attacks had the server's messages and the settings." in (tmp_path / "audit.md").read_text()
 
 
 @pytest.mark.slow

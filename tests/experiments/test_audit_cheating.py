@@ -1,9 +1,12 @@
 """The audit of a server that cheats: real messages with forged weights, a verdict, a page, and what stops it."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 from typer.testing import CliRunner
@@ -14,7 +17,8 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.secure_sums import secure_context
 from hyperfl_flwr.attacks.base import AttackSettings
 from hyperfl_flwr.attacks.registry import ATTACKS
-from hyperfl_flwr.audit.audit import attack, audit, make_target
+from hyperfl_flwr.audit import forged_round
+from hyperfl_flwr.audit.audit import attack, audit, controls, make_target
 from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.forged_round import forging, public_images
 from hyperfl_flwr.audit.observation_files import OpeningFiles
@@ -66,7 +70,7 @@ def test_an_attack_says_which_server_it_needs() -> None:
     with pytest.raises(ConfigError, match=r"imprint does not apply to target = cnn: .* private classifier"):
         chosen_attacks(["imprint"], target(target="cnn"))
     assert chosen_attacks([], target(target="cnn")) == ["trap-weights"]
-    with pytest.raises(ConfigError, match="no attack of this project applies to pfedhn"):
+    with pytest.raises(ConfigError, match=r"applies to pfedhn .* leave --cheating out for those of a curious server"):
         chosen_attacks([], target(method="pfedhn"))
 
 
@@ -75,6 +79,46 @@ def test_recorded_rounds_and_neighbours_are_not_forged(words: list[str], tmp_pat
     result = CliRunner().invoke(cli, ["audit", "--cheating", *words, "--output", str(tmp_path / "a")])
     assert isinstance(result.exception, ConfigError)
     assert "--cheating cannot be given with" in str(result.exception)
+
+
+def test_a_cheating_server_uses_no_labels() -> None:
+    with pytest.raises(ConfigError, match="attacks of a server that cheats use no labels"):
+        replace(OPTIONS, labels_known=True)
+
+
+def test_large_images_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's public images are bounded by their pixels, except for the least number."""
+    attacked = target()
+    pixels = math.prod(attacked.data().dataset.input_shape)
+    monkeypatch.setattr(forged_round, "LEAST_PUBLIC", 3)
+    monkeypatch.setattr(forged_round, "MOST_NUMBERS", 5 * pixels)
+    assert len(public_images(attacked)) == 5
+    monkeypatch.setattr(forged_round, "MOST_NUMBERS", 2 * pixels)
+    assert len(public_images(attacked)) == 3
+
+
+def test_forged_rounds_are_removed_once_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attack's uploads are gone when the next attack's are made: a hypernetwork's take 120 MB for each client."""
+    kept = []
+
+    def attacked(*given: Any) -> Any:
+        kept.append(len(list(given[-1].observations.paths[0].parents[2].iterdir())))
+        return attack(*given)
+
+    monkeypatch.setattr("hyperfl_flwr.audit.audit.attack", attacked)
+    audit(target(), OPTIONS)
+    assert kept == [1, 1]
+
+
+def test_controls_repeat_no_image_before_all_have_been_used() -> None:
+    """With more candidates than test images each of these is used equally often, and the first ones are distinct."""
+    attacked = target()
+    number = len(attacked.data().dataset.test)
+    unrelated, _ = controls(attacked, 2 * number + 1)
+    rows = [image.tobytes() for image in unrelated]
+    assert len(rows) == 2 * number + 1
+    assert set(rows[:number]) == set(rows[number : 2 * number]) == set(rows)
+    np.testing.assert_array_equal(controls(attacked, 5)[0], controls(attacked, 5)[0])
 
 
 class SecureRound:

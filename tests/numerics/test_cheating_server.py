@@ -63,13 +63,12 @@ def observed(knowledge, received, images, labels):
     network.load_state_dict(values, assign=True)
     for parameter in target.parameters():
         parameter.requires_grad_()
-    rng = np.random.default_rng(0)
     if is_whole:
         whole = ParameterSet(parameters=list(target.parameters()), learning_rate=RATE)
-        train_epochs(target, [whole], data, epochs, rng)
+        train_epochs(target, [whole], data, epochs, np.random.default_rng(0))
     else:
         rates = FedRepRates(classifier=0.1, extractor=RATE)
-        train_fedrep(target.extractor, target.classifier, data, epochs, rates, rng)
+        train_fedrep(target.extractor, target.classifier, data, epochs, rates, np.random.default_rng(0))
     return Observation(received=received, reply=arrays_of(network, group), num_examples=len(images))
 
 
@@ -202,8 +201,7 @@ def test_images_are_read_through_convolutions():
     knowledge = knowledge_of("cnn", shape=(1, 16, 16))
     received = forge_imprint(sent_by(knowledge), knowledge, public, 20)
     settings = AttackSettings(public_images=public)
-    reply = observed(knowledge, received, images, labels)
-    (result,) = ATTACKS["imprint"].run([reply], knowledge, settings)
+    (result,) = ATTACKS["imprint"].run([observed(knowledge, received, images, labels)], knowledge, settings)
     another = observed(knowledge, received, *digits(20, side=16, first=300))
     (other,) = ATTACKS["imprint"].run([another], knowledge, settings)
     assert (psnr(result.images, images) > 20).sum() > 8

@@ -21,8 +21,9 @@ from hyperfl_flwr.attacks.optimiser_loop import Problems, solve
 from hyperfl_flwr.attacks.readout import mean_gradients, read_out
 from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.attacks.scoring import match
-from hyperfl_flwr.audit.prior import public_images, trained_prior
-from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.audit.prior import check_prior, public_images, trained_prior
+from hyperfl_flwr.core.errors import ConfigError, DataError
+from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.models.hypernetwork import Hypernetwork
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.training.local_sgd import Epochs
@@ -221,3 +222,23 @@ def test_a_prior_needs_images(tmp_path: Path) -> None:
     np.savez(tmp_path / "v.npz", features=vectors, labels=np.arange(20) % 2)
     with pytest.raises(ConfigError, match="must be learned from images"):
         public_images(f"npz:{tmp_path / 'v.npz'}", (1, 8, 8))
+
+
+def test_a_prior_must_not_hold_private_images(tmp_path: Path) -> None:
+    """Equal images are found under another name, and related data sets by their names; others are allowed."""
+    rng = np.random.default_rng(0)
+    images, others = rng.integers(0, 256, (2, 20, 1, 8, 8), dtype=np.uint8)
+    paths = {name: tmp_path / f"{name}.npz" for name in ("same", "other")}
+    for path, kept in zip(paths.values(), (images, others), strict=True):
+        np.savez(path, images=kept, labels=np.arange(20) % 2)
+    private = images[[3, 5]].astype(np.float32) / np.float32(255)
+    trained = load_dataset(f"npz:{paths['same']}").train
+    held = trained.scaled(np.arange(2))
+    with pytest.raises(ConfigError, match=r"2 of the 2 private images of digits are in npz:.*name another --prior"):
+        check_prior(f"npz:{paths['same']}", "digits", held)
+    check_prior(f"npz:{paths['other']}", "digits", private)
+    check_prior(f"npz:{paths['same']}", "digits", np.zeros((2, 3, 8, 8), dtype=np.float32))
+    with pytest.raises(DataError, match="the prior cannot be learned from 'nowhere'"):
+        check_prior("nowhere", "digits", private)
+    with pytest.raises(ConfigError, match="mnist and emnist share images"):
+        check_prior("mnist", "emnist", private)
