@@ -1,8 +1,9 @@
 """Networks that a cheating server could send, to measure which of them a node's checks notice.
 
 Each function changes the `cnn` target in place, as a forger does who knows samples of the same kind, but not the
-client's. They have the form of published attacks and recover no samples; `hyperfl_flwr.privacy.received_network` names
-the papers.
+client's. `attack` sends what the audit's cheating server sends. The others have the form of published attacks, weakened
+to go around the checks; nothing here recovers samples with them. `hyperfl_flwr.privacy.received_network` names the
+papers.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,6 +12,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.attacks.registry import ATTACKS
+from hyperfl_flwr.audit.forged_round import forging, public_images
+from hyperfl_flwr.audit.record_round import AttackedRound
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.models.target import Target
 
 Forgery = Callable[[Target, Tensor, torch.Generator], None]
@@ -18,7 +25,34 @@ Forgery = Callable[[Target, Tensor, torch.Generator], None]
 
 
 @torch.no_grad()
-def bins(network: Target, known: Tensor, rng: torch.Generator, *, directions: int = 1, spread: float = 0.0) -> None:
+def attack(network: Target, known: Tensor, rng: torch.Generator, *, name: str) -> None:
+    """Forge the network of client 0 of five on digits as `hyperfl audit --cheating` does, which has test images.
+
+    Args:
+        network: The network.
+        known: Not used.
+        rng: Not used; the forgery depends on the run's seed only.
+        name: The attack, one of `hyperfl_flwr.attacks.registry` that forges.
+    """
+    settings = default_settings("fedavg") | {"dataset": "digits", "num-clients": 5, "method": "fedavg"}
+    target = AttackedRound(config=resolved(RunConfig.from_flat(settings)), clients=[0], cheating=True)
+    forge = forging(target, ATTACKS[name], public_images(target))
+    assert forge is not None
+    forged = forge({f"model/{key}": value.numpy() for key, value in network.state_dict().items()})
+    for key, value in network.state_dict().items():
+        value.copy_(torch.from_numpy(forged[f"model/{key}"]))
+
+
+@torch.no_grad()
+def bins(
+    network: Target,
+    known: Tensor,
+    rng: torch.Generator,
+    *,
+    directions: int = 1,
+    spread: float = 0.0,
+    forged: int | None = None,
+) -> None:
     """Let the units of the layer fc divide what lies before it into bins (Fowl et al., ICLR 2022, section 3).
 
     Args:
@@ -27,16 +61,17 @@ def bins(network: Target, known: Tensor, rng: torch.Generator, *, directions: in
         rng: Random numbers.
         directions: Number of directions; each has the same number of bins.
         spread: Norm of a random vector of each row's own, as a multiple of the direction's; 0: rows are parallel.
+        forged: Number of units that are forged; None for all.
     """
     layer, inputs = _layer(network), _inputs(network, known)
-    units, size = layer.weight.shape
+    units, size = forged or len(layer.weight), layer.weight.shape[1]
     along = _unit(torch.randn(directions, size, generator=rng)).repeat_interleave(units // directions, 0)
     turned = _unit(along + spread * _unit(torch.randn(units, size, generator=rng)))
-    rows = turned * layer.weight.norm() / units**0.5  # the layer keeps its norm
+    rows = turned * layer.weight.norm() / len(layer.weight) ** 0.5  # the layer keeps its norm
     level = (torch.arange(units) % (units // directions) + 0.5) / (units // directions)
     values = inputs @ rows.T
-    layer.bias.copy_(-torch.stack([values[:, unit].quantile(level[unit]) for unit in range(units)]))
-    layer.weight.copy_(rows)
+    layer.bias[:units] = -torch.stack([values[:, unit].quantile(level[unit]) for unit in range(units)])
+    layer.weight[:units] = rows
 
 
 @torch.no_grad()
@@ -67,7 +102,7 @@ def dead(network: Target, known: Tensor, rng: torch.Generator) -> None:
 
 
 @torch.no_grad()
-def one_class(network: Target, known: Tensor, rng: torch.Generator, *, logit: float = 20.0) -> None:
+def one_class(network: Target, known: Tensor, rng: torch.Generator, *, logit: float) -> None:
     """Add a number to the logit of class 0 (Wen et al., ICML 2022, section 3.2)."""
     network.classifier.bias[0] += logit
 
@@ -94,14 +129,16 @@ def _unit(rows: Tensor) -> Tensor:
 
 
 FORGERIES: Mapping[str, Forgery] = {
-    "bins, all rows parallel": bins,
+    "`imprint`": partial(attack, name="imprint"),
+    "`trap-weights`": partial(attack, name="trap-weights"),
+    "`fishing`": partial(attack, name="fishing"),
     "bins, rows turned by up to 11 degrees": partial(bins, spread=0.2),
     "bins in 8 directions": partial(bins, directions=8),
     "bins in 8 directions, rows turned": partial(bins, directions=8, spread=0.2),
+    "bins in 48 of 128 units": partial(bins, forged=48),
     "trap weights, 2 % of the samples": traps,
     "trap weights, 10 % of the samples": partial(traps, rate=0.1),
     "dead layer": dead,
-    "one class, logit + 20": one_class,
     "one class, logit + 4": partial(one_class, logit=4.0),
 }
-"""Forged networks by description."""
+"""Forged networks by description; those of the audit's attacks by the attack's name."""

@@ -156,6 +156,7 @@ class BaseClient(LocalEvaluation, ReportedMetrics, LocalTraining, ProtectedUploa
         context = self.context
         began = time.perf_counter()
         self.round, self.version = config["round"], config["version"]
+        self.refuse_novel()
         self._load(self._named(parameters), self.version)
         self.check_received()
         release = self.release()

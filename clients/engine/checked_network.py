@@ -8,9 +8,10 @@ import torch
 
 from clients.engine.client_model import ClientModel
 from clients.engine.parameter_groups import ParameterGroups
+from hyperfl_flwr.core.errors import RefusalError
 from hyperfl_flwr.core.storage import Arrays
 from hyperfl_flwr.node.received_models import ReceivedModels
-from hyperfl_flwr.privacy.received_network import Measured, ReceivedNetwork, measured_network
+from hyperfl_flwr.privacy.received_network import COMPARING, Measured, ReceivedNetwork, measured_network
 from hyperfl_flwr.training.public_training import LocalSteps
 
 MOST_SAMPLES = 200
@@ -31,23 +32,42 @@ class CheckedNetwork(ParameterGroups, ClientModel):
         """The local steps that train the shared parameters."""
         raise NotImplementedError
 
+    @property
+    def is_novel(self) -> bool:
+        """Whether the client is a novel one by the run's settings, which is never trained."""
+        return self.context.client >= self.context.config.num_clients
+
+    def refuse_novel(self) -> None:
+        """Refuse to train a novel client.
+
+        Raises:
+            RefusalError: If the client is one.
+        """
+        if self.is_novel:
+            raise RefusalError(
+                f"client {self.context.client} is a novel client, which is never trained: trained clients have numbers "
+                f"below num-clients = {self.context.config.num_clients}"
+            )
+
     def require_size(self) -> None:
-        """Refuse to answer with fewer training samples or local steps than the owner allows; novel clients have none.
+        """Refuse to answer with fewer training samples or local steps than the owner allows.
+
+        The run's settings say which clients are novel, so a client with samples is not excepted for being one.
 
         Raises:
             RefusalError: Naming the check to the owner, but not to the server.
         """
         context = self.context
-        if context.checks is not None and context.client < context.config.num_clients:
-            samples = len(context.data.train_labels)
+        samples = len(context.data.train_labels)
+        if context.checks is not None and (samples or not self.is_novel):
             context.checks.require_size(self._who(context.round), samples, self.steps.num_steps(samples))
 
     def check_received(self) -> None:
         """Compare the received network with the owner's rules, and keep it for the next round unless it is refused.
 
         It is `received_state`: with a hypernetwork what that generates for the client, with a part that stays private
-        the whole network. Nothing is checked of a client without samples or uploads. No random numbers are drawn, and
-        no value of the client changes.
+        the whole network. Nothing is checked of a client without samples or uploads, and nothing is kept if no rule
+        compares networks. No random numbers of the run are drawn, and no value of the client changes.
 
         Raises:
             RefusalError: If a rule refuses the network; naming it to the owner, but not to the server.
@@ -62,7 +82,8 @@ class CheckedNetwork(ParameterGroups, ClientModel):
         last = kept.before(self.round)
         found = self._measured(_restored(*last) if last else None)
         context.checks.judge(self._who(self.round), found.measured)
-        kept.keep(self.round, {name: vector.numpy() for name, vector in found.layers.items()}, _facts(found))
+        if not COMPARING.isdisjoint(context.checks.rules):
+            kept.keep(self.round, {name: vector.numpy() for name, vector in found.layers.items()}, _facts(found))
 
     def _measured(self, last: ReceivedNetwork | None) -> ReceivedNetwork:
         data, state = self.context.data, self.received_state()

@@ -136,7 +136,7 @@ class NodeKeys(Section):
     )
     max_change: NonNegativeFloat = setting(
         1.0,
-        "Largest distance of a received layer from the one received last, as a multiple of the latter's norm.",
+        "Largest distance of a received layer from the one received last, as a multiple of the smaller one's norm.",
     )
     check_duplicates: Check = setting("warn", "What to do about `max-duplicates`.")
     max_duplicates: Share = setting(

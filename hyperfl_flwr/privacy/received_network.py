@@ -7,7 +7,8 @@ activation is above 0 (of a convolution: anywhere in the image).
 ===========  ==========================================================================================================
 statistic    value in a layer
 ===========  ==========================================================================================================
-change       |w - w'| / |w'|, with the layer's parameters w and those w' that the client received last
+change       |w - w'| / min(|w|, |w'|), with the layer's parameters w and those w' that the client received last;
+             infinite for a layer of another size
 duplicates   share of units whose rows of weights are parallel to another unit's
 dead         share of units with empty A_j, minus that in the network received last
 nested       length of the longest chain A_j < A_k < ... of strict subsets, as a share of the different sets A_j that
@@ -33,21 +34,23 @@ vanish. Its `loss-jump` is large.
 """
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from hyperfl_flwr.models.losses import loss_of
+from hyperfl_flwr.privacy.active_units import outputs_and_active_units
 
 Statistic = Literal["change", "duplicates", "dead", "nested", "rare", "loss-jump"]
 
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
+
+COMPARING: frozenset[Statistic] = frozenset({"change", "dead", "loss-jump"})
+"""Those that compare a network with the one received last."""
 
 PARALLEL = 0.9999
 """Least absolute cosine of two rows that are parallel."""
@@ -65,13 +68,7 @@ RARE = 20
 """A rare unit is active for at most one in `RARE` samples."""
 
 MOST_UNITS = 1024
-"""Largest number of units of a layer that are compared with each other; of more, some at equal distances."""
-
-_ACTIVATIONS = {
-    functional.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, functional.leaky_relu, functional.elu,
-    functional.gelu, functional.silu, functional.relu6,
-}  # fmt: skip
-"""Functions that let pass what is above 0 and nothing, or little, of what is below."""
+"""Largest number of units of a layer that are compared with each other; of more, some that the node draws."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +129,7 @@ def measured_network(
         if name in received:
             layers.setdefault(name.rpartition(".")[0], []).append(parameter.detach().float().flatten().cpu())
     vectors = {name: torch.cat(parts) for name, parts in layers.items()}
-    outputs, active = _run(network, torch.split(samples, batch_size), vectors)
+    outputs, active = outputs_and_active_units(network, torch.split(samples, batch_size), vectors)
     loss = float(loss_of(outputs.float(), labels))
     dead = {name: _share(~sets.any(dim=0)) for name, sets in active.items()}
     found: list[Measured] = [*_changes(vectors, last), *_duplicates(network, vectors)]
@@ -190,8 +187,11 @@ def rare_share(active: Tensor) -> float:
 def _changes(vectors: Mapping[str, Tensor], last: ReceivedNetwork | None) -> Iterator[Measured]:
     for name, vector in vectors.items():
         before = last.layers.get(name) if last else None
-        if before is not None and before.shape == vector.shape:
-            change, norm = float((vector - before).norm()), float(before.norm())
+        if before is not None and before.shape != vector.shape:
+            yield _at("change", name, math.inf)
+        elif before is not None:
+            # By the smaller norm: after a large layer any small one would otherwise be near.
+            change, norm = float((vector - before).norm()), float(min(vector.norm(), before.norm()))
             yield _at("change", name, change / norm if norm else (math.inf if change else 0.0))
 
 
@@ -218,74 +218,8 @@ def _share(of: Tensor) -> float:
 
 
 def _some(rows: Tensor) -> Tensor:
-    """Return at most `MOST_UNITS` rows, at equal distances."""
-    return rows[:: math.ceil(len(rows) / MOST_UNITS)] if len(rows) > MOST_UNITS else rows
-
-
-def _run(network: nn.Module, batches: Sequence[Tensor], layers: Collection[str]) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return the outputs for all samples, and for each activation which units are active, bool [n, U] on the CPU.
-
-    An activation has the name of the last layer with parameters before it; several after one are numbered.
-    """
-    seen = _Activations()
-    hooks = []
-    for name, module in network.named_modules():
-        if next(module.parameters(recurse=False), None) is not None:
-            hooks.append(module.register_forward_hook(seen.after(name, is_received=name in layers)))
-    try:
-        with seen:
-            outputs = [network(seen.next(batch)) for batch in batches]
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return torch.cat(outputs), {name: torch.cat(parts) for name, parts in seen.found.items()}
-
-
-class _Activations(TorchFunctionMode):
-    """Records which units are active at each call of an activation function, whether of a module or of a function.
-
-    Attributes:
-        found: For each activation, whether its units are active for the samples of each batch, bool [b, U].
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: dict[str, list[Tensor]] = {}
-        self._calls: Counter[str] = Counter()
-        self._layer, self._channels_first = "", False
-
-    def next(self, batch: Tensor) -> Tensor:
-        """Forget the layers that the batch before has passed; returns the batch."""
-        self._calls.clear()
-        self._layer = ""
-        return batch
-
-    def after(self, layer: str, *, is_received: bool) -> Callable[[nn.Module, object, object], None]:
-        """Return a hook that names the activations after a layer; those before the first received one are left out."""
-
-        def hook(module: nn.Module, _inputs: object, _output: object) -> None:
-            if is_received or self._layer:
-                self._layer = layer
-                self._channels_first = not isinstance(module, nn.Linear | nn.LayerNorm)
-
-        return hook
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,  # noqa: ANN401 - torch's signature
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - torch's signature
-        """Record the input of an activation function, and call it."""
-        if self._layer and func in _ACTIVATIONS:
-            self._record(args[0] if args else (kwargs or {})["input"])
-        return func(*args, **(kwargs or {}))
-
-    def _record(self, inputs: Tensor) -> None:
-        units = 1 if self._channels_first else inputs.ndim - 1
-        others = [axis for axis in range(1, inputs.ndim) if axis != units]
-        self._calls[self._layer] += 1
-        number = self._calls[self._layer]
-        name = f"{self._layer}#{number}" if number > 1 else self._layer
-        self.found.setdefault(name, []).append(((inputs.amax(dim=others) if others else inputs) > 0).cpu())
+    """Return at most `MOST_UNITS` rows; of more, ones that no server can know before."""
+    if len(rows) <= MOST_UNITS:
+        return rows
+    rng = torch.Generator().manual_seed(secrets.randbits(63))  # torch's own numbers must stay as they are
+    return rows[torch.randperm(len(rows), generator=rng)[:MOST_UNITS]]

@@ -11,6 +11,7 @@ import pytest
 from flwr.app import ConfigRecord
 from typer.testing import CliRunner
 
+from clients.engine.node_checks import REFUSED
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import new_strategy
 from hyperfl_flwr.app.resolved import resolved
@@ -29,6 +30,7 @@ from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.deploy.ledger_view import runs_of
 from hyperfl_flwr.launch.contract.base import SMALL
 from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import ARRAYS
@@ -119,6 +121,25 @@ def test_controls_repeat_no_image_before_all_have_been_used() -> None:
     assert len(rows) == 2 * number + 1
     assert set(rows[:number]) == set(rows[number : 2 * number]) == set(rows)
     np.testing.assert_array_equal(controls(attacked, 5)[0], controls(attacked, 5)[0])
+
+
+@pytest.mark.parametrize(("name", "check"), [("imprint", "duplicates"), ("trap-weights", "rare")])
+def test_a_node_that_checks_refuses_the_audit_s_forged_round(name: str, check: str, tmp_path: Path) -> None:
+    """In the first round, of a hypernetwork: nothing is sent, and the owner's ledger has the finding."""
+    attacked = target(Options(num_images=40, samples=40, cheating=True))
+    config, state = attacked.config, tmp_path / "state"
+    grid = InProcessGrid(app, 1, config.flat(), {"state-dir": str(state), f"check-{check}": "refuse"})
+    federation = handshake(grid, config.hosted_clients, 10.0)
+    strategy = new_strategy(config, federation, experiment="e" * 16, run_directory=str(tmp_path))
+    forged = forging(attacked, ATTACKS[name], public_images(attacked))
+    assert forged is not None
+    arrays = pack_arrays(forged(unpack_arrays(strategy.initial_arrays())))
+    strategy.reduce(exchange(grid, strategy.configure_train(1, arrays, ConfigRecord(), grid), 10.0))
+    assert strategy.outcome.finished == []
+    assert {failure.reason for failure in strategy.outcome.failures} == {REFUSED}
+    assert not list(tmp_path.rglob("observations/*"))
+    (run,), _ = runs_of(state)
+    assert any(found.startswith(f"round 1: client 0: check-{check}: ") for found in run.findings)
 
 
 class SecureRound:

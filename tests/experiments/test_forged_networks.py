@@ -9,14 +9,16 @@ from experiments.node_checks import LIMITS, forged
 from hyperfl_flwr.privacy.received_network import STATISTICS, Statistic
 
 NOTICED: dict[str, AbstractSet[Statistic]] = {
-    "bins, all rows parallel": {"change", "duplicates", "nested"},
+    "`imprint`": {"change", "duplicates", "nested"},
+    "`trap-weights`": {"change", "rare"},
+    "`fishing`": {"change", "duplicates"},
     "bins, rows turned by up to 11 degrees": {"change"},
     "bins in 8 directions": {"change", "duplicates"},
     "bins in 8 directions, rows turned": {"change"},
+    "bins in 48 of 128 units": set(),
     "trap weights, 2 % of the samples": {"change", "dead", "rare"},
     "trap weights, 10 % of the samples": {"change"},
     "dead layer": {"change", "dead"},
-    "one class, logit + 20": {"change", "loss-jump"},
     "one class, logit + 4": {"change"},
 }
 

@@ -26,7 +26,7 @@ from hyperfl_flwr.models.initialisation import initial_model
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.privacy.received_network import STATISTICS
 from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
-from hyperfl_flwr.protocol.messages import ARRAYS, CLIENTS, PER_CLIENT_ARRAYS, Report, Request, record_of
+from hyperfl_flwr.protocol.messages import ARRAYS, CLIENTS, CONFIG, PER_CLIENT_ARRAYS, Report, Request, record_of
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 MakeSettings = Callable[..., Settings]
@@ -149,6 +149,43 @@ def test_a_warning_or_no_check_lets_the_client_train(
     grid = train(settings, {"state-dir": str(state), **checks}, forged_model)
     assert [len(report.results) for report in grid.reports] == [2, 2]
     assert bool(findings(state)) is found
+
+
+def test_nothing_is_kept_for_checks_that_compare_nothing(make_settings: MakeSettings, tmp_path: Path) -> None:
+    """A node with many clients can so do without two models of each on its disk."""
+    node: Mapping[str, Scalar] = {"simulated": True, "check-nested": "refuse", "check-rare": "warn"}
+    train(make_settings("fedavg", num_clients=2, num_rounds=1, output=str(tmp_path / "run")), node)
+    assert not list(tmp_path.rglob("received-*"))
+
+
+class NovelGrid(InProcessGrid):
+    """A server that trains the only client as the novel one that follows it."""
+
+    replies: Sequence[Report] = ()
+
+    def answer(self, message: Message) -> Message:
+        if message.metadata.message_type == MessageType.TRAIN:
+            message.content[CONFIG]["clients"] = [1]
+        reply = super().answer(message)
+        if message.metadata.message_type == MessageType.TRAIN:
+            self.replies = [Report.from_record(record_of(reply.content, CLIENTS, ConfigRecord))]
+        return reply
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"), [({"min-samples": 1000}, REFUSED), ({}, "is a novel client, which is never")]
+)
+def test_a_server_cannot_train_a_client_as_a_novel_one(
+    node: Mapping[str, Scalar], reason: str, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    """The run's settings say which clients are novel, and the owner's smallest numbers hold for them, too."""
+    settings = make_settings("fedavg", num_clients=1, output=str(tmp_path / "run"), **{"novel.clients": 1})
+    grid = NovelGrid(app, 1, settings, {"state-dir": str(tmp_path / "state"), **node})
+    with pytest.raises(RunFailedError):
+        hyperfl_flwr.app.server.run(grid, RunConfig.from_flat(settings), plots=False)
+    (report,) = grid.replies
+    assert report.results == []
+    assert reason in report.failures[0].reason
 
 
 def test_too_few_samples_and_steps_are_refused(make_settings: MakeSettings, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from hyperfl_flwr.privacy.received_network import (
     FEWEST_SAMPLES,
+    MOST_UNITS,
     ReceivedNetwork,
     Statistic,
     measured_network,
@@ -88,6 +89,43 @@ def test_change_is_relative_and_of_the_layer_with_weights_and_biases() -> None:
         network[1].weight[0, 0] += 1.0
     layer, change = values(measured(network, samples, labels, first))["change"]
     assert (layer, change) == ("0", 3.0)  # |(3, 3, 3, 3)| / |I_4|, and of layer 1 it is 1 / 4
+
+
+def test_change_is_by_the_smaller_norm_and_of_layers_of_one_size() -> None:
+    """After a layer a hundred times as large, which a first round may send, any other one would be near."""
+    small, large, samples, labels = torch.eye(4), 100 * torch.ones(4, 4), torch.zeros(3, 4), torch.zeros(3).long()
+    before, after = (measured(linear(weight, torch.zeros(4)), samples, labels) for weight in (large, small))
+    for network, last in ((small, before), (large, after)):
+        change = values(measured(linear(network, torch.zeros(4)), samples, labels, last))["change"][1]
+        assert change == pytest.approx(float((large - small).norm() / 2))
+    other = measured(linear(torch.ones(5, 4), torch.zeros(5)), samples, labels, before)
+    assert values(other)["change"][1] == math.inf
+
+
+def test_which_units_of_a_wide_layer_are_compared_cannot_be_foreseen() -> None:
+    """Every second row is parallel to the others of them; at equal distances the other half alone was looked at."""
+    rows = torch.randn(2 * MOST_UNITS, 8, generator=torch.Generator().manual_seed(0))
+    rows[1::2] = rows[1]
+    state = torch.get_rng_state()
+    shares = [parallel_share(rows) for _ in range(3)]
+    assert all(0.4 < share < 0.6 for share in shares)
+    assert len(set(shares)) > 1
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_activations_of_a_network_s_own_numbers_are_left_out() -> None:
+    """A network may bound a parameter by relu: no sample is active there, and the check must not fail."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.scale = nn.Conv2d(1, 2, 1), nn.Parameter(torch.ones(2))
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.first(images).amax(dim=(2, 3)) * functional.relu(self.scale)
+
+    samples, labels = torch.rand(20, 1, 2, 2), torch.zeros(20, dtype=torch.int64)
+    assert measured(Scaled(), samples, labels).dead == {}
 
 
 def test_dead_units_are_those_beyond_the_last_network_s() -> None:
