@@ -179,7 +179,8 @@ def test_a_server_cannot_train_a_client_as_a_novel_one(
     node: Mapping[str, Scalar], reason: str, make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     """The run's settings say which clients are novel, and the owner's smallest numbers hold for them, too."""
-    settings = make_settings("fedavg", num_clients=1, output=str(tmp_path / "run"), **{"novel.clients": 1})
+    changes = {"novel.clients": 1, "node-timeout": 0.1}  # no other node is waited for
+    settings = make_settings("fedavg", num_clients=1, output=str(tmp_path / "run"), **changes)
     grid = NovelGrid(app, 1, settings, {"state-dir": str(tmp_path / "state"), **node})
     with pytest.raises(RunFailedError):
         hyperfl_flwr.app.server.run(grid, RunConfig.from_flat(settings), plots=False)
