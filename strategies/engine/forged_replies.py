@@ -55,7 +55,10 @@ def with_lies(context: ServerContext, messages: Sequence[Message], exchanges: It
         exchanges: The result of each message, in this order.
     """
     adversary, federation = context.config.adversary, context.federation
-    numbers = adversary.lying_nodes(context.config.seed, federation.num_nodes) if federation.nodes else ()
+    if adversary.attack == "none" or not federation.nodes:
+        yield from exchanges
+        return
+    numbers = adversary.lying_nodes(context.config.seed, federation.num_nodes)
     liars = {node.id for node in federation.nodes if node.partition in numbers}
     if not liars:
         yield from exchanges

@@ -11,6 +11,7 @@ from federations import small_settings, trained
 from novel_owner import CLASSES, SIDE, N
 from PIL import Image
 
+from hyperfl_flwr.core.package_finder import finders_of
 from hyperfl_flwr.privacy.staircase import Staircase
 
 
@@ -57,6 +58,17 @@ def repeatable_randomised_response(request: pytest.FixtureRequest, monkeypatch: 
         return randomise(self, values, lambda count: rng.integers(0, 2**64, count, np.uint64))
 
     monkeypatch.setattr(Staircase, "randomise", repeatable)
+
+
+@pytest.fixture(autouse=True)
+def kept_sources_forgotten() -> Iterator[None]:
+    """Forget the copies of the tests' networks that a test has imported from its folder, which is removed after it."""
+    yield
+    module = sys.modules.get("own_networks")
+    if module is not None and not Path(str(module.__file__)).is_relative_to(Path(__file__).parents[1]):
+        del sys.modules["own_networks"]
+    copies = finders_of("own_networks")
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in copies]
 
 
 @pytest.fixture
