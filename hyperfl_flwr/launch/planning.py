@@ -29,7 +29,7 @@ from hyperfl_flwr.launch.node_numbers import check_given_nodes, suitable_for_red
 from hyperfl_flwr.launch.plans import AUTO, IN_PROCESS, RAY, Plan, SimulationPlan
 from hyperfl_flwr.launch.settings import check_resume, requested, without_effect
 from hyperfl_flwr.launch.sizing import Machine, suitable_nodes, suitable_threads
-from hyperfl_flwr.launch.warnings import leak_warnings
+from hyperfl_flwr.launch.warnings import leak_warnings, lie_warnings
 from hyperfl_flwr.models.provenance import travelling_sources
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.runs.resume import refuse_other_nodes
@@ -123,7 +123,7 @@ def _laid_out(
         clients = max(1, round(config.fraction_train * config.num_clients))
         threads = 1 if config.threads == "auto" else config.threads
         num_nodes = suitable_for_reduction(config, suitable_nodes(machine, clients, shared_bytes, threads))
-    config.adversary.lying_nodes(config.seed, num_nodes)  # raises if they are none, or all
+    lies = lie_warnings(config, num_nodes)
     if config.threads != "auto":
         threads = config.threads
     else:  # in one process, threads slow each other down when other programs use the same cores
@@ -137,7 +137,7 @@ def _laid_out(
     samples = [len(data.train_indices(client)) for client in range(config.num_clients)]
     # Reconstruction is of images only.
     leaks = leak_warnings(config, samples) if len(data.dataset.input_shape) == 3 else []
-    warnings = [*notes, *data.dataset.notes, *strategy_of(config.method).warnings(resolved(config)), *leaks]
+    warnings = [*notes, *data.dataset.notes, *strategy_of(config.method).warnings(resolved(config)), *leaks, *lies]
     return SimulationPlan(
         settings=config.flat(),
         sources=travelling_sources(config.flat()),

@@ -1,4 +1,4 @@
-"""Warn before a run starts if its settings are known to leak private images.
+"""Warn before a run starts if its settings are known to leak private images, or set lies that nobody tells.
 
 The thresholds come from measurements with `hyperfl audit` (docs/privacy/audit.md): its attacks have reconstructed
 images from the upload of a client with a few samples, and none from a client with 600 samples and 60 steps. The
@@ -19,6 +19,26 @@ ENOUGH_NOISE = 0.03
 
 LARGEST_EPSILON = 10.0
 """Largest `dp.epsilon` at which noisy steps count as protection; a larger one adds little noise."""
+
+
+def lie_warnings(config: RunConfig, num_nodes: int) -> list[str]:
+    """Return the warning for a run with an attack but without a node that lies; usually none.
+
+    A backdoor without liars is left out: the run then measures the success of chance.
+
+    Args:
+        config: The run's settings.
+        num_nodes: Number of nodes.
+
+    Raises:
+        ConfigError: If the lying nodes are none of the run's, or all of them.
+    """
+    adversary = config.adversary
+    if adversary.lying_nodes(config.seed, num_nodes) or adversary.attack in ("none", "backdoor"):
+        return []
+    return [
+        f"adversary.attack = {adversary.attack} has no effect: no node lies; set adversary.share or adversary.nodes"
+    ]
 
 
 def leak_warnings(config: RunConfig, samples: Sequence[int]) -> list[str]:

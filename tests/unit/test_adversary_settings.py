@@ -8,6 +8,7 @@ from hyperfl_flwr.config.adversary import AdversaryConfig
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.launch.warnings import lie_warnings
 
 ATTACK = "adversary.attack"
 
@@ -99,3 +100,18 @@ def test_what_cannot_be_measured_is_refused(
 def test_other_tasks_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"adversary.attack must be none with task = regression: it is for classif"):
         config(task="regression", **{ATTACK: "label-flip"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "warns"),
+    [
+        ({}, False),
+        ({"adversary.attack": "backdoor"}, False),  # without liars, it measures chance
+        ({"adversary.attack": "alie"}, True),
+        ({"adversary.attack": "alie", "adversary.share": 0.4}, False),
+        ({"adversary.attack": "alie", "adversary.nodes": "1"}, False),
+    ],
+)
+def test_an_attack_without_liars_is_named_before_the_run(changes: dict[str, Scalar], warns: bool) -> None:
+    found = lie_warnings(RunConfig.from_flat(small_settings(method="fedavg", **changes)), 5)
+    assert [text.split(":")[0] for text in found] == ["adversary.attack = alie has no effect"] * warns
