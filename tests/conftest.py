@@ -1,15 +1,19 @@
 """Fixtures and pytest hooks that all tests share."""
 
+import contextlib
 import itertools
 import os
+import pickle
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from federations import Call, small_settings
+from flwr.supercore.logger import ConsoleHandler
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -17,10 +21,11 @@ import hyperfl_flwr.app.server
 from hyperfl_flwr.__main__ import main
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.launch import subprocess_call
+from hyperfl_flwr.flower.log import FLOWER_LOGGER
+from hyperfl_flwr.launch import in_process_app, subprocess_call
 from hyperfl_flwr.launch.contract.base import Federate, MakeGrid
 from hyperfl_flwr.launch.contract.grids import Settings, plain_grid
-from hyperfl_flwr.launch.in_process_engine import InProcessEngine
+from hyperfl_flwr.launch.in_process_engine import InProcessEngine, answer_file
 from hyperfl_flwr.metrics.memory import free_memory
 
 torch.set_num_threads(1)
@@ -121,15 +126,44 @@ def federate(make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
-    """Return a function that runs `hyperfl` in an empty folder: words -> (exit code, stdout, stderr).
+def in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Do in this process, which has imported torch already, what the project does in a subprocess.
 
-    What `hyperfl` does in a subprocess is done in this process, which has imported torch already;
-    `tests/unit/test_subprocess_call.py` compares the two.
+    So are runs with the in-process engine, with their output in the engine's log. The real processes are in
+    tests/unit/test_subprocess_call.py and tests/simulation.
     """
+
+    def request(engine: InProcessEngine, kind: str, *arguments: object) -> int:
+        number, engine._requests = engine._requests, engine._requests + 1
+        if engine._printed is None:
+            engine._folder = Path(tempfile.mkdtemp(dir=tmp_path))
+            (engine._folder / "run.log").touch()
+            engine._printed = (engine._folder / "run.log").open("rb")
+        consoles = [handler for handler in FLOWER_LOGGER.handlers if isinstance(handler, ConsoleHandler)]
+        with (
+            (engine._folder / "run.log").open("a") as log,
+            contextlib.redirect_stdout(log),
+            contextlib.redirect_stderr(log),
+            contextlib.ExitStack() as stack,
+        ):
+            engine._log_starts[number] = log.tell()
+            for console in consoles:
+                stack.callback(console.setStream, console.stream)
+                console.setStream(log)
+            answer = in_process_app.answer(kind, *arguments)
+        answer_file(engine._folder, number).write_bytes(pickle.dumps(answer))
+        return number
+
     monkeypatch.setattr(subprocess_call, "call_in_subprocess", subprocess_call.call_here)
-    monkeypatch.setattr(InProcessEngine, "__enter__", lambda engine: engine)  # no process before a run is submitted
-    monkeypatch.setattr(InProcessEngine, "call", lambda _, *request: subprocess_call.call_here(*request))
+    monkeypatch.setattr(InProcessEngine, "__enter__", lambda engine: engine)  # no process
+    monkeypatch.setattr(InProcessEngine, "_request", request)
+
+
+@pytest.fixture
+def call(
+    in_this_process: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Call:
+    """Return a function that runs `hyperfl` here, in an empty folder: words -> (exit code, stdout, stderr)."""
     folder = tmp_path / "working"
     folder.mkdir()
     monkeypatch.chdir(folder)

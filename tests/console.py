@@ -4,11 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hyperfl_flwr import ROOT
 
 ENVIRONMENT = Path(sys.prefix)
+
+Follow = Callable[[Sequence[str]], str]
+"""Runs commands one after the other, and returns what they print."""
 
 
 def blocks(page: Path) -> list[list[str]]:

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hyperfl_flwr.core.errors import HyperFLError
 from hyperfl_flwr.core.setting_types import Scalar
@@ -22,10 +23,25 @@ def main() -> None:
     folder = Path(sys.argv[1])
     while True:
         number, kind, *arguments = pickle.loads(_next(folder))  # noqa: S301 - from this process's own parent
-        answer = _called(*arguments) if kind == "call" else _problem_of(*arguments)
+        found = answer(kind, *arguments)
         sys.stdout.flush()
         sys.stderr.flush()
-        write_atomically(answer_file(folder, number), pickle.dumps(answer))
+        write_atomically(answer_file(folder, number), pickle.dumps(found))
+
+
+def answer(kind: str, *arguments: Any) -> object:  # noqa: ANN401 - the functions' arguments
+    """Answer a request of `InProcessEngine`.
+
+    Args:
+        kind: `call` for a function; `run` for a run.
+        *arguments: The function, as `package.module:function`, and its arguments; or the run's settings and its number
+            of nodes.
+
+    Returns:
+        For a function, whether it has returned, and its value or the error that the caller raises; for a run the reason
+        of its failure, empty if it succeeded.
+    """
+    return _called(*arguments) if kind == "call" else _problem_of(*arguments)
 
 
 def _next(folder: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""The commands of the how-to pages are run as printed.
+"""The commands of the how-to pages are run as printed, those of hyperfl in this process.
 
 The pages on deployments are tested in tests/deployment, and the pages on a user's network and method in
 test_simulated_own_code.py.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from console import block_with, blocks, commands, copy_checkout, script, shell
+from console import Follow, block_with, blocks, commands, copy_checkout, shell
 from sklearn.datasets import load_digits
 
 from hyperfl_flwr import ROOT
@@ -41,23 +41,14 @@ def test_every_page_with_commands_is_run() -> None:
     assert with_commands == covered
 
 
-def run_page(page: Path, folder: Path) -> "tuple[subprocess.CompletedProcess[str], Path]":
-    """Run all commands of a page in a new checkout."""
-    checkout = copy_checkout(folder)
-    done = shell(script(commands(page)), checkout)
-    assert done.returncode == 0, done.stderr
-    return done, checkout
-
-
-def test_own_data(tmp_path: Path) -> None:
+def test_own_data(follow: Follow) -> None:
     """The page's scripts write its files; the commands train on them and on class folders, with their own clients."""
-    page, checkout = HOW_TO / "own-data.md", copy_checkout(tmp_path)
+    page, folder = HOW_TO / "own-data.md", Path.cwd()
     examples = re.findall(r"```python\n(import.*?)```", page.read_text(), re.DOTALL)
     for example in examples:
-        subprocess.run([sys.executable, "-c", example], cwd=checkout, check=True)
-    done = shell(script(commands(page)), checkout)
-    assert done.returncode == 0, done.stderr
-    runs = [path.parent for path in checkout.glob("**/manifest.json")]
+        subprocess.run([sys.executable, "-c", example], check=True)
+    follow(commands(page))
+    runs = [path.parent for path in folder.glob("**/manifest.json")]
     manifests = [json.loads((run / "manifest.json").read_text()) for run in runs]
     summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
     by_task = {task: [each for each in summaries if each["task"] == task] for task in TASKS}
@@ -66,41 +57,36 @@ def test_own_data(tmp_path: Path) -> None:
     shapes = sorted((manifest["settings"] | manifest["resolved"])["data.input-shape"] for manifest in manifests)
     assert shapes == ["10", "1x28x28", "1x8x8", "1x8x8", "1x8x8", "64"]
     assert by_task["multi-label"][0]["test_accuracy"] > by_task["multi-label"][0]["test_majority_share"]
-    with (checkout / "predictions.csv").open(newline="") as file:
+    with (folder / "predictions.csv").open(newline="") as file:
         predicted = [float(row["0"]) for row in csv.DictReader(file)]
     assert 120 < sum(predicted) / len(predicted) < 180  # near the mean of the targets, in their unit
 
 
-def test_pretrained(tmp_path: Path) -> None:
+def test_pretrained(follow: Follow) -> None:
     """A ResNet-18 with random weights gets adapters; the exported model predicts the digits of a file."""
-    checkout = copy_checkout(tmp_path)
-    digits = load_digits()
-    np.savez(checkout / "samples.npz", images=(digits.images[:20, None] * 15).astype(np.uint8))
-    done = shell(script(commands(HOW_TO / "pretrained.md")), checkout)
-    assert done.returncode == 0, done.stderr
-    assert len((checkout / "predictions.csv").read_text().splitlines()) == 21
-    facts = json.loads((checkout / "model.json").read_text())
+    folder, digits = Path.cwd(), load_digits()
+    np.savez(folder / "samples.npz", images=(digits.images[:20, None] * 15).astype(np.uint8))
+    follow(commands(HOW_TO / "pretrained.md"))
+    assert len((folder / "predictions.csv").read_text().splitlines()) == 21
+    facts = json.loads((folder / "model.json").read_text())
     assert (facts["target"], len(facts["body"])) == ("lpm-resnet18", 64)
 
 
-def test_engines(tmp_path: Path) -> None:
+def test_engines(follow: Follow) -> None:
     """All commands but Flower's own (tested separately below) work, including an estimate and a resumed run.
 
     Runs on Ray are in test_run.py.
     """
-    page, checkout = HOW_TO / "engines.md", copy_checkout(tmp_path)
-    own = [command for command in commands(page) if command.startswith("hyperfl")]
-    done = shell(script(own), checkout)
-    assert done.returncode == 0, done.stderr
-    assert "estimate" in done.stdout
-    checkpoints = sorted((checkout / "runs" / "short" / "checkpoints").iterdir())
+    own = [command for command in commands(HOW_TO / "engines.md") if command.startswith("hyperfl")]
+    assert "estimate" in follow(own)
+    checkpoints = sorted((Path.cwd() / "runs" / "short" / "checkpoints").iterdir())
     assert len(checkpoints) == 2
 
 
-def test_many_clients(tmp_path: Path) -> None:
+def test_many_clients(follow: Follow) -> None:
     """The last round and the evaluation are of drawn clients, and the summary says of how many."""
-    _, checkout = run_page(HOW_TO / "many-clients.md", tmp_path)
-    (run,) = [path.parent for path in checkout.glob("runs/*/summary.json")]
+    follow(commands(HOW_TO / "many-clients.md"))
+    (run,) = [path.parent for path in Path.cwd().glob("runs/*/summary.json")]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     trained = [row for row in rows if row["kind"] == "train"]
     assert [row["clients"] for row in trained] == [4, 4]
@@ -108,12 +94,12 @@ def test_many_clients(tmp_path: Path) -> None:
     assert (evaluated["clients"], evaluated["drawn_from"]) == (10, 20)
 
 
-def test_compare(tmp_path: Path) -> None:
+def test_compare(follow: Follow) -> None:
     """The sweep has a row for each method and rate, the page compares two of them, and the study of the page runs.
 
     With one seed instead of two, and fewer clients and rounds.
     """
-    page, checkout = HOW_TO / "compare.md", copy_checkout(tmp_path)
+    page, folder = HOW_TO / "compare.md", Path.cwd()
     (study,) = re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)
     for old, new in (
         ("num-clients = 10", "num-clients = 3"),
@@ -122,16 +108,15 @@ def test_compare(tmp_path: Path) -> None:
     ):
         assert old in study
         study = study.replace(old, new)
-    (checkout / "mine.toml").write_text(study)
-    done = shell(script(commands(page)).replace("--seeds 2", "--seeds 1"), checkout)
-    assert done.returncode == 0, done.stderr
+    (folder / "mine.toml").write_text(study)
+    printed = follow([command.replace("--seeds 2", "--seeds 1") for command in commands(page)])
     for method in ("local", "fedavg"):
         for rate in (0.05, 0.1):
-            assert f"| {method}, learning-rate {rate} |" in done.stdout
-    assert "Did federation help?\n  fedavg: " in done.stdout
-    assert (checkout / "comparison.html").is_file()
-    assert "3 cells in mine.jsonl" in done.stdout
-    tables = re.findall(r"^\| FedProx, strong \|.*$", done.stdout, re.MULTILINE)
+            assert f"| {method}, learning-rate {rate} |" in printed
+    assert "Did federation help?\n  fedavg: " in printed
+    assert (folder / "comparison.html").is_file()
+    assert "3 cells in mine.jsonl" in printed
+    tables = re.findall(r"^\| FedProx, strong \|.*$", printed, re.MULTILINE)
     assert len(tables) == 2
     assert tables[0] == tables[1]
 
@@ -163,43 +148,39 @@ def test_flowers_own_commands(tmp_path: Path) -> None:
         assert str(folder) in done.stdout
 
 
-def test_export_and_join(tmp_path: Path) -> None:
+def test_export_and_join(follow: Follow) -> None:
     """A model is exported, used without this project and predicts a folder; then a new client joins the run."""
-    done, checkout = run_page(HOW_TO / "export.md", tmp_path)
-    assert "accuracy" in done.stdout
+    folder = Path.cwd()
+    assert "accuracy" in follow(commands(HOW_TO / "export.md"))
     digits = load_digits()
     images = (digits.images * 255 / 16).astype(np.uint8)
-    np.save(checkout / "samples.npy", (images[:5, np.newaxis] / 255).astype(np.float32))
+    np.save(folder / "samples.npy", (images[:5, np.newaxis] / 255).astype(np.float32))
     (alone,) = re.findall(r"^    (python -I .*)$", (HOW_TO / "export.md").read_text(), re.MULTILINE)
-    done = shell(script([alone]), checkout)
-    assert done.returncode == 0, done.stderr
-    with (checkout / "predictions.csv").open() as file:
+    follow([alone])
+    with (folder / "predictions.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == len(list((checkout / "images" / "client-0" / "test").rglob("*.png"))) > 0
+    assert len(rows) == len(list((folder / "images" / "client-0" / "test").rglob("*.png"))) > 0
 
-    np.savez(checkout / "mine.npz", images=images[:300], labels=digits.target[:300])
-    done = shell(script(commands(HOW_TO / "join.md")), checkout)
-    assert done.returncode == 0, done.stderr
-    assert (checkout / "joined" / "use_model.py").is_file()
+    np.savez(folder / "mine.npz", images=images[:300], labels=digits.target[:300])
+    follow(commands(HOW_TO / "join.md"))
+    assert (folder / "joined" / "use_model.py").is_file()
 
 
-def test_tensorboard(tmp_path: Path) -> None:
+def test_tensorboard(follow: Follow) -> None:
     pytest.importorskip("tensorboard", reason="needs tensorboard, see the page")
-    done, checkout = run_page(HOW_TO / "tensorboard.md", tmp_path)
-    folder = checkout / "runs" / "followed" / "tensorboard"
-    assert done.stdout.splitlines()[-1] == str(folder)
+    printed = follow(commands(HOW_TO / "tensorboard.md"))
+    folder = Path.cwd() / "runs" / "followed" / "tensorboard"
+    assert printed.splitlines()[-1] == str(folder)
     assert list(folder.rglob("events.out.tfevents.*"))
 
 
 @pytest.mark.skipif("HYPERFL_TEST_DATA" not in os.environ, reason="HYPERFL_TEST_DATA names no torchvision root")
-def test_fashion_mnist(tmp_path: Path) -> None:
-    checkout = copy_checkout(tmp_path)
-    cache = checkout.parent / "home" / ".cache" / "hyperfl"
+def test_fashion_mnist(follow: Follow) -> None:
+    cache = Path.home() / ".cache" / "hyperfl"
     cache.mkdir(parents=True)
     (cache / "data").symlink_to(os.environ["HYPERFL_TEST_DATA"])
-    done = shell(block_with(DOCS / "reference" / "data-sets.md", "fashion-mnist"), checkout)
-    assert done.returncode == 0, done.stderr
-    assert "59.77 MB down" in done.stdout
+    printed = follow([line for line in commands(DOCS / "reference" / "data-sets.md") if "fashion-mnist" in line])
+    assert "59.77 MB down" in printed
 
 
 def test_personalize_shows_the_commands_of_its_method() -> None:

@@ -1,11 +1,11 @@
-"""The tutorial is followed from beginning to end, in a copy of the checkout."""
+"""The tutorial is followed from beginning to end."""
 
 import json
 import re
 from pathlib import Path
 
 import pytest
-from console import commands, copy_checkout, script, shell
+from console import Follow, commands
 
 from hyperfl_flwr import ROOT
 
@@ -28,44 +28,32 @@ def code(title: str) -> str:
     return str(found)
 
 
-def add_method(checkout: Path) -> None:
-    """Write the method's file, as the page says."""
-    assert not (checkout / "clipped.py").exists()
-    (checkout / "clipped.py").write_text(code("clipped.py"))
-
-
-def test_the_tutorial(tmp_path: Path) -> None:
+def test_the_tutorial(follow: Follow, own_code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All commands but the installation work; the page's numbers are those of the runs, up to amplified rounding."""
-    checkout = copy_checkout(tmp_path)
-    todo = commands(PAGE)
-    assert todo.pop(0) == "make run"  # tested in tests/simulation/test_readme.py
+    monkeypatch.setenv("HYPERFL_CORES", "2")
+    first, second, *todo = commands(PAGE)
+    assert (first, second) == ("make run", ". .venv/bin/activate")  # tested in tests/simulation/test_readme.py
     number = todo.index("hyperfl settings clipped:METHOD")
-    variables = {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "HYPERFL_CORES": "2"}
-    before = shell(script(todo[:number]), checkout, **variables)
-    assert before.returncode == 0, before.stderr
-    add_method(checkout)
-    activate = ". .venv/bin/activate"
-    assert activate in todo[:number]
-    done = shell(script([activate, *todo[number:]]), checkout, **variables)
-    assert done.returncode == 0, done.stderr
-    done.stdout = before.stdout + done.stdout
+    printed = follow(todo[:number])
+    (own_code / "clipped.py").write_text(code("clipped.py"))
+    printed += follow(todo[number:])
 
-    runs = checkout / "runs"
+    runs = own_code / "runs"
     for method in ("fedavg", "hyperfl"):
-        assert str(runs / method / "report.html") in done.stdout.splitlines()
+        assert str(runs / method / "report.html") in printed.splitlines()
     summaries = [json.loads((runs / name / "summary.json").read_text()) for name in ("fedavg", "hyperfl")]
     for key, factor in ROWS.items():
         (row,) = re.findall(rf"^\| .*: `{key}` \| ([\d.]+) \| ([\d.]+) \|$", PAGE.read_text(), re.MULTILINE)
         # A client has 17 test images. Other processors may change the class of a few of all 170.
         tolerance = 0.005 if factor < 1 else 12 if "worst" in key else 3
-        for printed, summary in zip(row, summaries, strict=True):
-            assert float(printed) == pytest.approx(factor * summary[key], abs=tolerance), key
-    assert "| HyperFL |" in done.stdout
+        for shown, summary in zip(row, summaries, strict=True):
+            assert float(shown) == pytest.approx(factor * summary[key], abs=tolerance), key
+    assert "| HyperFL |" in printed
     assert (runs / "studies" / "table-1-quick" / "figure-personalized-accuracy.png").is_file()
-    assert "head-gradient recovered the private images" in done.stdout
-    assert str(runs / "audit" / "audit.html") in done.stdout.splitlines()
-    assert "clipped.norm" in done.stdout
-    assert "ok      privacy: " in done.stdout
+    assert "head-gradient recovered the private images" in printed
+    assert str(runs / "audit" / "audit.html") in printed.splitlines()
+    assert "clipped.norm" in printed
+    assert "ok      privacy: " in printed
     assert json.loads((runs / "clipped" / "manifest.json").read_text())["settings"]["clipped.norm"] == 0.5
     assert json.loads((runs / "clipped" / "summary.json").read_text())["rounds"] == 5
     assert (runs / "client-3" / "use_model.py").is_file()

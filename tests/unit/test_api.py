@@ -221,18 +221,22 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | 
 
 
 @pytest.mark.skipif(not PAGE.is_file(), reason="needs a checkout of the project")
-def test_the_pages_example(tmp_path: Path) -> None:
+def test_the_pages_example(
+    in_this_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     blocks = [block for block in BLOCKS if "pandas" not in block or importlib.util.find_spec("pandas")]
-    done = program("\n".join(blocks), folder=tmp_path)
-    lines = done.stdout.splitlines()
+    exec("\n".join(blocks), {})
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
     folder = Path(lines[0])
     assert folder.parent == tmp_path / "runs"
-    assert "client 3's model of hyperfl, after its local training in round 2" in done.stdout
+    assert "client 3's model of hyperfl, after its local training in round 2" in printed.out
     assert (tmp_path / "mine" / "use_model.py").is_file()
     assert any(line.startswith("3 of 3 rounds, mean accuracy 0.") for line in lines)
     assert any(line.startswith("hyperfl: ") and "training alone" in line for line in lines)
     assert lines[-1].endswith("did you mean hyperfl?")
-    assert "round 2/2: personalized accuracy" in done.stderr
+    assert "round 2/2: personalized accuracy" in printed.err
     assert hyperfl.Run(folder).summary["rounds"] == 3
 
 
@@ -248,17 +252,3 @@ def test_the_pages_example_has_types(tmp_path: Path) -> None:
     kinds = re.findall(r"example\.py:\d+: \w+: .*?(?:\[([\w-]+)\]|(Revealed type is .*))$", done.stdout, re.MULTILINE)
     assert [kind for kind, _ in kinds] == ["attr-defined", "arg-type", "arg-type", ""], done.stdout
     assert kinds[-1][1] == 'Revealed type is "hyperfl_flwr.api.run.Run"'
-
-
-@pytest.mark.slow
-def test_a_run_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run on Ray, started in a process that has imported torch, has the accuracies of one in this process."""
-    monkeypatch.chdir(tmp_path)
-    heard: list[tuple[int, int]] = []
-    observer = hyperfl.RunCallbacks(on_round=lambda finished, total, _: heard.append((finished, total)))
-    run = hyperfl.run(method="fedavg", settings=TINY, output="ray", engine="ray", num_nodes=2, progress=observer)
-    assert heard[0] == (0, 1)
-    assert heard[-1] == (1, 1)
-    assert run.folder == tmp_path / "ray"
-    here = trained(small_settings(**TINY, method="fedavg", output=str(tmp_path / "here")))
-    assert run.summary["test_accuracy_per_client"] == hyperfl.Run(here).summary["test_accuracy_per_client"]
