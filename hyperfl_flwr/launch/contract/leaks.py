@@ -20,6 +20,28 @@ def aligned_blocks(data: bytes) -> np.ndarray:
     return np.frombuffer(data[: len(data) // BLOCK * BLOCK], np.uint64)
 
 
+def hashes(blocks: np.ndarray) -> np.ndarray:
+    """Return the upper bits of the products with a large odd number (Knuth's multiplicative hashing)."""
+    return (blocks * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - HASH_BITS)
+
+
+def places_of(blocks: np.ndarray, searched: np.ndarray) -> np.ndarray:
+    """Return the positions at which an array has one of some blocks, in ascending order.
+
+    Args:
+        blocks: The blocks, ascending.
+        searched: The array.
+    """
+    if not len(blocks):
+        return np.empty(0, np.int64)
+    may_occur = np.zeros(1 << HASH_BITS, dtype=bool)
+    may_occur[hashes(blocks)] = True
+    positions = np.flatnonzero(may_occur[hashes(searched)])  # few are left to be searched, which takes much longer
+    candidates = searched[positions]
+    nearest = blocks[np.searchsorted(blocks, candidates).clip(max=len(blocks) - 1)]
+    return positions[nearest == candidates]
+
+
 def common_window(needle: bytes, haystack: bytes) -> bytes | None:
     """Return 16 bytes, not all equal, that occur in both, at any offsets; None if there are none.
 
@@ -27,7 +49,7 @@ def common_window(needle: bytes, haystack: bytes) -> bytes | None:
     windows around it are compared.
     """
     blocks = aligned_blocks(needle)
-    positions = np.flatnonzero(np.isin(blocks_at_every_offset(haystack), blocks))
+    positions = places_of(np.sort(blocks), blocks_at_every_offset(haystack))
     starts: dict[int, list[int]] = {}
     for number, block in enumerate(blocks.tolist() if len(positions) else ()):
         starts.setdefault(block, []).append(number * BLOCK)
@@ -42,21 +64,12 @@ def common_window(needle: bytes, haystack: bytes) -> bytes | None:
     return None
 
 
-def hashes(blocks: np.ndarray) -> np.ndarray:
-    """Return the upper bits of the products with a large odd number (Knuth's multiplicative hashing)."""
-    return (blocks * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - HASH_BITS)
-
-
 def leaks(arrays: Mapping[str, bytes], places: Mapping[str, bytes]) -> list[str]:
     """Return "array in place" for each array that shares a window with a place."""
-    blocks = np.unique(np.concatenate([aligned_blocks(value) for value in arrays.values()] or [np.zeros(1, np.uint64)]))
-    found, may_occur = [], np.zeros(1 << HASH_BITS, dtype=bool)
-    may_occur[hashes(blocks)] = True
+    blocks = np.sort(np.concatenate([aligned_blocks(value) for value in arrays.values()] or [np.zeros(1, np.uint64)]))
+    found = []
     for place, data in places.items():
-        candidates = blocks_at_every_offset(data)
-        candidates = candidates[may_occur[hashes(candidates)]]  # few are left to be searched, which takes much longer
-        nearest = blocks[np.searchsorted(blocks, candidates).clip(max=len(blocks) - 1)]
-        if (nearest == candidates).any():
+        if len(places_of(blocks, blocks_at_every_offset(data))):
             found += [f"{name} in {place}" for name, value in arrays.items() if common_window(value, data)]
     return found
 
