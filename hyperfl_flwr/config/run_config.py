@@ -6,7 +6,7 @@ and reports all problems at once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import ValidationError, create_model, model_validator
@@ -63,17 +63,11 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
             ConfigError: Naming every key that is missing, unknown (with the nearest known one) or has a wrong value; or
                 that a method of the user's own cannot be imported.
         """
-        nested, method = _nested(flat), str(flat.get("method", ""))
-        known = list(default_settings(method))
-        problems = list(_missing(nested, known))
-        try:
-            config = _with_methods(cls, tuple(method_sections(method))).model_validate(nested)
-        except ValidationError as error:
-            problems += error.errors()
-        if problems:
-            text = explain(problems, known, "; `hyperfl settings` lists all")
-            raise ConfigError(text, public=text) from None
-        return config
+        given = tuple((key, type(value), value) for key, value in flat.items())
+        # All messages of a run have the same settings. A method of the user's own may be another one the next time.
+        is_built_in = str(flat.get("method", "")) in METHODS.built_in
+        is_cached = is_built_in and all(isinstance(value, bool | int | float | str) for value in flat.values())
+        return _validate(cls, given) if is_cached else _validate.__wrapped__(cls, given)
 
     def section(self, kind: type[S]) -> S:
         """Return the settings of one section, for example of a method.
@@ -263,6 +257,23 @@ def _with_methods(base: type[RunConfig], sections: Sequence[type[Section]]) -> t
     if taken := [name for name in fields if name in base.model_fields or hasattr(base, name)]:
         raise ConfigError(f"a method's settings must not have the key {taken[0].replace('_', '-')}, which is taken")
     return create_model("RunConfig", __base__=base, __module__=__name__, **fields)
+
+
+@lru_cache(maxsize=256)
+def _validate(base: type[RunConfig], given: Sequence[tuple[str, type, Scalar]]) -> RunConfig:
+    """Return the settings of `RunConfig.from_flat`, given as (key, type, value): 1, 1.0 and True are equal."""
+    flat = {key: value for key, _, value in given}
+    nested, method = _nested(flat), str(flat.get("method", ""))
+    known = list(default_settings(method))
+    problems = list(_missing(nested, known))
+    try:
+        config = _with_methods(base, tuple(method_sections(method))).model_validate(nested)
+    except ValidationError as error:
+        problems += error.errors()
+    if problems:
+        text = explain(problems, known, "; `hyperfl settings` lists all")
+        raise ConfigError(text, public=text) from None
+    return config
 
 
 def _nested(flat: Mapping[str, Scalar]) -> dict[str, Any]:

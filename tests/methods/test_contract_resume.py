@@ -1,6 +1,5 @@
 """Contract tests for resuming: a killed or prolonged run ends with the same bits as an uninterrupted one."""
 
-import itertools
 from functools import partial
 from typing import Any
 
@@ -25,7 +24,7 @@ def test_a_finished_run_is_prolonged_to_a_straight_longer_one(method: str, feder
 
     Runs of `REPRESENTATIVES` are also prolonged after one round, and with all clients in every round.
     """
-    cases = [(0.5, (1, 2)), (1.0, (1, 2))] if method in REPRESENTATIVES else [(0.5, (2,))]
+    cases = [(0.5, (1, 2)), (1.0, (2,))] if method in REPRESENTATIVES else [(0.5, (2,))]
     for share, lengths in cases:
         plan: dict[str, Any] = {"fraction_train": share}
         straight = federate(method, num_rounds=4, **plan)
@@ -40,7 +39,7 @@ def test_a_prolonged_run_that_is_killed_is_still_a_straight_one(method: str, fed
     """A run that is prolonged, killed at the handshake or in round 2 and resumed equals a straight run."""
     plan: dict[str, Any] = {"fraction_train": 0.5}
     straight = federate(method, num_rounds=4, **plan)
-    for rounds, in_round in itertools.product((1, 2), (0, 2)):
+    for rounds, in_round in ((1, 2), (2, 0)):
         short = federate(method, num_rounds=rounds, **plan)
         with pytest.raises(KilledError):
             federate(method, num_rounds=4, resume=str(short), grid=partial(KilledGrid, in_round=in_round), **plan)
