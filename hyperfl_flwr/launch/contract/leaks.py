@@ -39,7 +39,8 @@ def places_of(blocks: np.ndarray, searched: np.ndarray) -> np.ndarray:
     positions = np.flatnonzero(may_occur[hashes(searched)])  # few are left to be searched, which takes much longer
     candidates = searched[positions]
     nearest = blocks[np.searchsorted(blocks, candidates).clip(max=len(blocks) - 1)]
-    return positions[nearest == candidates]
+    found: np.ndarray = positions[nearest == candidates]
+    return found
 
 
 def common_window(needle: bytes, haystack: bytes) -> bytes | None:
