@@ -15,7 +15,7 @@ import torch
 from flwr.app import Message, MessageType
 from torch import Tensor, nn
 
-from experiments.forged_networks import FORGERIES, Forgery
+from experiments.forged_networks import FORGERIES, GENERATING, OF_GENERATED, Forgery, generate
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.node_config import NodeConfig
@@ -98,11 +98,18 @@ def digits(client: int) -> tuple[Tensor, Tensor]:
     return found.train_images, found.train_labels
 
 
-def forged(forgery: Forgery) -> Sequence[Measured]:
-    """Return what client 0 measures of a forged network after an honest one; the forger knows client 1's samples."""
+def forged(forgery: Forgery, method: str = "") -> Sequence[Measured]:
+    """Return what client 0 measures of a forged network after an honest one; the forger knows client 1's samples.
+
+    Args:
+        forgery: Changes the honest network.
+        method: Method whose server has generated the honest network; empty for the common initial one.
+    """
     (images, labels), (public, _) = digits(0), digits(1)
     network = build_target("cnn", tuple(images.shape[1:]), 10)
     network.load_state_dict(initial_model(network, 0), assign=True)
+    if method:
+        generate(network, method)
     last = _measured(network, images, labels, None)
     forgery(network.eval(), public, torch.Generator().manual_seed(0))
     return _measured(network, images, labels, last).measured
@@ -142,6 +149,8 @@ def tables(methods: Sequence[str], changes: Mapping[str, Scalar]) -> Iterator[st
     yield from ("", head[0].format("network"), head[1])
     for name, forgery in FORGERIES.items():
         yield _row(name, {each.statistic: each.value for each in forged(forgery)})
+    for name, forgery in OF_GENERATED.items():
+        yield _row(name, {each.statistic: each.value for each in forged(forgery, GENERATING)})
     yield from (
         "",
         f"time: {1000 * seconds('cnn', (1, 28, 28), 11):.0f} ms, {seconds('resnet18', (3, 32, 32), 3):.1f} s",

@@ -9,43 +9,65 @@ makes its probability p_c nearly zero. The gradient that reaches the features a_
 nearly zero for all other classes, however large the batch. If it has one image of class c, the extractor's gradient is
 that of this image alone, and `hyperfl_flwr.attacks.head_gradient` finds it as if it had been alone in the batch.
 
-The server fishes for one class in a round. The paper's feature fishing, which separates several images of one class
-over some rounds, is not used here: with two images of the class the search is for their mean gradient.
+The server fishes for one class in a round. With several images of the class the search is for their mean gradient, and
+`hyperfl_flwr.attacks.feature_fishing` separates them.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
-from hyperfl_flwr.attacks.base import AttackSettings, FloatArray, Reconstruction
+from hyperfl_flwr.attacks.base import AttackSettings, Reconstruction
 from hyperfl_flwr.attacks.forging import with_values
 from hyperfl_flwr.attacks.head_gradient import invert
-from hyperfl_flwr.attacks.knowledge import PublicKnowledge
-from hyperfl_flwr.attacks.readout import CLASSIFIER, read_out, target_names
+from hyperfl_flwr.attacks.knowledge import PublicImages, PublicKnowledge
+from hyperfl_flwr.attacks.readout import CLASSIFIER, Readout, read_out, target_names
 from hyperfl_flwr.runs.observation import Arrays, Observation
 
 FISHED = 0
 """The class c. A server would take the classes in turn."""
 
+_WEIGHT, _BIAS = f"{CLASSIFIER}.weight", f"{CLASSIFIER}.bias"
+
 _LEVEL = 20.0
 """Minus the bias of class c: p_c is 2e-9 times as large as the other probabilities."""
 
 
-def forge_fishing(sent: Arrays, knowledge: PublicKnowledge, public: FloatArray, num_examples: int) -> Arrays:
+def forge_fishing(sent: Arrays, knowledge: PublicKnowledge, public: PublicImages, num_examples: int) -> Arrays:
     """Forge the classifier, see `hyperfl_flwr.attacks.forging.Forge`; the public images are not used.
 
     Raises:
         ValueError: If the classifier is not sent.
     """
-    keys = {name: key for key, name in target_names(sent).items() if name.startswith(f"{CLASSIFIER}.")}
-    if not keys:
-        raise ValueError("fishing forges the classifier, but this method keeps it private")
-    values = {name: torch.zeros(sent[key].shape) for name, key in keys.items()}
-    weight, bias = (f"{CLASSIFIER}.{part}" for part in ("weight", "bias"))
-    values[weight][FISHED] = torch.from_numpy(sent[keys[weight]][FISHED].copy())
-    values[bias][FISHED] = -_LEVEL
+    shared = torch.tensor(sent[_classifier(sent)[_WEIGHT]])
+    return with_row(sent, knowledge, shared[FISHED], -_LEVEL)
+
+
+def with_row(sent: Arrays, knowledge: PublicKnowledge, weight: Tensor, bias: float) -> Arrays:
+    """Return the arrays to send with a classifier of which all rows are zero, except that of the fished class.
+
+    Args:
+        sent: Arrays that an honest server would send, by `group/name`.
+        knowledge: Public knowledge of the run.
+        weight: The row's weights [F].
+        bias: The row's bias.
+
+    Raises:
+        ValueError: If the classifier is not sent.
+    """
+    values = {name: torch.zeros(sent[key].shape) for name, key in _classifier(sent).items()}
+    values[_WEIGHT][FISHED], values[_BIAS][FISHED] = weight, bias
     return with_values(sent, values, knowledge)
+
+
+def _classifier(sent: Arrays) -> dict[str, str]:
+    """Return the keys of the classifier's parameters by the target's names; raises a ValueError if it is not sent."""
+    keys = {name: key for key, name in target_names(sent).items() if name in (_WEIGHT, _BIAS)}
+    if len(keys) < 2:
+        raise ValueError("fishing forges the classifier, but this method keeps it private")
+    return keys
 
 
 def fishing(
@@ -54,15 +76,25 @@ def fishing(
     """Reconstruct one image of the fished class of each client.
 
     Args:
-        observations: Observations of clients that have received `forge_fishing`'s arrays.
+        observations: Observations of clients, or one of their sum, that have received arrays of `forge_fishing` or of
+            `hyperfl_flwr.attacks.feature_fishing.forge_feature_fishing`.
         knowledge: Public knowledge of the run.
         settings: Settings of the attack; labels are not used.
 
     Returns:
-        One image per client; noise if the client has none of the class.
+        One image per observation; noise if the client has none of the class. After one step without clipping
+        the finding `caught` is the number of images behind the gradient: minus that of class c's bias, times n.
 
     Raises:
         ValueError: If `hyperfl_flwr.attacks.head_gradient.check_extractor` refuses the extractor.
     """
-    readouts = [replace(read_out(observation, knowledge), num_examples=1) for observation in observations]
+    readouts = [_of_one(read_out(observation, knowledge), knowledge) for observation in observations]
     return invert(readouts, lambda readout: readout, knowledge, replace(settings, labels=None))
+
+
+def _of_one(readout: Readout, knowledge: PublicKnowledge) -> Readout:
+    """Return a readout as that of a single image, with the number of images that were caught as a finding."""
+    findings = dict(readout.findings)
+    if readout.num_steps == 1 and not knowledge.steps.clip_norm:
+        findings["caught"] = -readout.num_examples * float(readout.gradient[_BIAS][FISHED])
+    return replace(readout, num_examples=1, findings=findings)

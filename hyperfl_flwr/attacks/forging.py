@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hyperfl_flwr.attacks.base import AttackSettings, FloatArray, Reconstruction, build_structure, to_pixels
-from hyperfl_flwr.attacks.knowledge import PublicKnowledge
+from hyperfl_flwr.attacks.knowledge import PublicImages, PublicKnowledge
 from hyperfl_flwr.attacks.readout import (
     CLASSIFIER,
     EXTRACTOR,
@@ -42,11 +42,11 @@ from hyperfl_flwr.attacks.readout import (
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.runs.observation import Arrays, Observation
 
-Forge = Callable[[Arrays, PublicKnowledge, FloatArray, int], Arrays]
+Forge = Callable[[Arrays, PublicKnowledge, PublicImages, int], Arrays]
 """Makes what a cheating server sends, from what an honest one would send, by `group/name`.
 
-Further arguments: public knowledge, public images [m, C, H, W] in [0, 1] of the clients' kind, and the number of
-training samples in the upload that the server will read. The result has the same names, shapes and types."""
+Further arguments: public knowledge, public images of the clients' kind, and the number of training samples in the
+upload that the server will read. The result has the same names, shapes and types."""
 
 BACKWARD = 0.1
 """Assumed size of dL/da of one image at a unit that is followed by layers with initial values."""
@@ -176,6 +176,21 @@ def pass_through(layer: FirstLinear, images: Tensor) -> dict[str, Tensor]:
         else:
             outputs = below(outputs)
     return values
+
+
+def first_component(inputs: Tensor) -> Tensor:
+    """Return the first principal component [D] of the rows of a float64 matrix [m, D], of unit length.
+
+    It is computed from the smaller of covariance and Gram matrix, as an image can have many more pixels than there are
+    public images.
+    """
+    if inputs.shape[1] <= len(inputs):
+        whole: Tensor = torch.linalg.eigh(torch.cov(inputs.T))[1][:, -1]
+        return whole
+    centered = inputs - inputs.mean(dim=0)
+    found: Tensor = centered.T @ torch.linalg.eigh(centered @ centered.T)[1][:, -1]
+    found /= found.norm()
+    return found
 
 
 class Decoder:

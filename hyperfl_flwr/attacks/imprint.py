@@ -27,17 +27,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hyperfl_flwr.attacks.base import AttackSettings, FloatArray, Reconstruction
+from hyperfl_flwr.attacks.base import AttackSettings, Reconstruction
 from hyperfl_flwr.attacks.forging import (
     BACKWARD,
     FirstLinear,
+    first_component,
     first_linear,
     normalised,
     pass_through,
     read_rows,
     with_values,
 )
-from hyperfl_flwr.attacks.knowledge import PublicKnowledge
+from hyperfl_flwr.attacks.knowledge import PublicImages, PublicKnowledge
 from hyperfl_flwr.attacks.readout import CLASSIFIER
 from hyperfl_flwr.runs.observation import Arrays, Observation
 
@@ -63,14 +64,14 @@ def check_imprint(knowledge: PublicKnowledge) -> None:
 
 
 @torch.no_grad()
-def forge_imprint(sent: Arrays, knowledge: PublicKnowledge, public: FloatArray, num_examples: int) -> Arrays:
+def forge_imprint(sent: Arrays, knowledge: PublicKnowledge, public: PublicImages, num_examples: int) -> Arrays:
     """Forge the imprint layer, see `hyperfl_flwr.attacks.forging.Forge`.
 
     Raises:
         ValueError: If the attack cannot forge the target network, see `check_imprint`.
     """
     check_imprint(knowledge)
-    layer, images = first_linear(knowledge), normalised(public, knowledge)
+    layer, images = first_linear(knowledge), normalised(public.images, knowledge)
     values = pass_through(layer, images)
     inputs = layer.inputs(values, images).double()
     direction = first_component(inputs)
@@ -89,21 +90,6 @@ def forge_imprint(sent: Arrays, knowledge: PublicKnowledge, public: FloatArray, 
         **_equal_columns(layer, knowledge, float(ratio * scale)),
     }
     return with_values(sent, values, knowledge)
-
-
-def first_component(inputs: Tensor) -> Tensor:
-    """Return the first principal component [D] of the rows of a float64 matrix [m, D], of unit length.
-
-    It is computed from the smaller of covariance and Gram matrix, as an image can have many more pixels than there are
-    public images.
-    """
-    if inputs.shape[1] <= len(inputs):
-        whole: Tensor = torch.linalg.eigh(torch.cov(inputs.T))[1][:, -1]
-        return whole
-    centered = inputs - inputs.mean(dim=0)
-    found: Tensor = centered.T @ torch.linalg.eigh(centered @ centered.T)[1][:, -1]
-    found /= found.norm()
-    return found
 
 
 def _equal_columns(layer: FirstLinear, knowledge: PublicKnowledge, size: float) -> dict[str, Tensor]:

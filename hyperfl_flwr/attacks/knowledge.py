@@ -7,10 +7,31 @@ group, no image, no label.
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hyperfl_flwr.core.method import Form
 from hyperfl_flwr.models.layers.dropout import has_dropout
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.training.public_training import LocalSteps, PublicTraining
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PublicImages:
+    """Images of the clients' kind that anyone can get, for a server that cheats.
+
+    Attributes:
+        images: float32 [m, C, H, W], pixels in [0, 1].
+        labels: int64 [m], their classes.
+    """
+
+    images: NDArray[np.float32]
+    labels: NDArray[np.int64]
+
+    def of_class(self, number: int) -> NDArray[np.float32]:
+        """Return the images of a class."""
+        found: NDArray[np.float32] = self.images[self.labels == number]
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

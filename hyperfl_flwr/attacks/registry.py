@@ -8,6 +8,7 @@ from hyperfl_flwr.attacks import (
     dlg,
     dual_difference,
     encoder_gradient,
+    feature_fishing,
     fishing,
     generator_dlg,
     head_gradient,
@@ -66,18 +67,14 @@ class Attack:
     check_without: Part | None = None
 
     def applies_to(self, uploads: Iterable[Upload], *, summed: bool = False) -> bool:
-        """Return whether it applies to a client's upload, or, if `summed`, to the sum of all clients' uploads.
-
-        What is forged is what all clients start from.
-        """
+        """Return whether it applies to a client's upload, or, if `summed`, to the sum of all clients' uploads."""
         if not (self.on_sums if summed else self.on_uploads):
             return False
-        needs_start = summed or self.forge is not None
-        return any(upload.part in self.needs and not (needs_start and upload.separate_start) for upload in uploads)
+        return any(upload.part in self.needs and not (summed and upload.separate_start) for upload in uploads)
 
 
 FORGED: tuple[Part, ...] = ("model", "extractor", "hypernetwork")
-"""Parts of an upload that hold what the server has forged in a feature extractor."""
+"""Parts of an upload with the feature extractor, which the server has sent: to all clients, or to each its own."""
 
 ATTACKS: Mapping[str, Attack] = {
     "ig": Attack(
@@ -220,6 +217,16 @@ ATTACKS: Mapping[str, Attack] = {
         needs=("model",),
         run=fishing.fishing,
         forge=fishing.forge_fishing,
+        check=head_gradient.check_extractor,
+        defaults=head_gradient.DEFAULTS,
+    ),
+    "feature-fishing": Attack(
+        title="Fishing for one image of a class",
+        source="Wen et al., ICML 2022",
+        needs=("model",),
+        on_sums=True,
+        run=fishing.fishing,
+        forge=feature_fishing.forge_feature_fishing,
         check=head_gradient.check_extractor,
         defaults=head_gradient.DEFAULTS,
     ),

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 
 import torch
 
-from hyperfl_flwr.attacks.base import AttackSettings, FloatArray, Reconstruction
+from hyperfl_flwr.attacks.base import AttackSettings, Reconstruction
 from hyperfl_flwr.attacks.forging import BACKWARD, first_linear, normalised, pass_through, read_rows, with_values
-from hyperfl_flwr.attacks.knowledge import PublicKnowledge
+from hyperfl_flwr.attacks.knowledge import PublicImages, PublicKnowledge
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.runs.observation import Arrays, Observation
 
@@ -30,13 +30,13 @@ _SHARE = 0.05
 
 
 @torch.no_grad()
-def forge_trap_weights(sent: Arrays, knowledge: PublicKnowledge, public: FloatArray, num_examples: int) -> Arrays:
+def forge_trap_weights(sent: Arrays, knowledge: PublicKnowledge, public: PublicImages, num_examples: int) -> Arrays:
     """Forge the trap weights, see `hyperfl_flwr.attacks.forging.Forge`.
 
     Raises:
         ValueError: If the attack cannot forge the target network, see `hyperfl_flwr.attacks.forging.first_linear`.
     """
-    layer, images = first_linear(knowledge), normalised(public, knowledge)
+    layer, images = first_linear(knowledge), normalised(public.images, knowledge)
     values = pass_through(layer, images)
     inputs = layer.inputs(values, images).double()
     generator = torch_generator(knowledge.seed, "trap-weights")

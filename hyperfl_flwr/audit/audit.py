@@ -186,7 +186,7 @@ def audit(
             settings = AttackSettings(
                 labels=labels,
                 hidden=leaked_activations(target, recorded) if ATTACKS[name].gets_hidden else None,
-                public_images=public,
+                public_images=None if public is None else public.images,
                 optimisation=options.optimisation(ATTACKS[name]),
                 space=prior if ATTACKS[name].needs_prior else None,
                 seed=target.config.seed,

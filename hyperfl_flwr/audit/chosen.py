@@ -1,11 +1,11 @@
 """Choose the attacks of an audit: all that apply to what the server sees of a method, or those that were named."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from hyperfl_flwr.attacks.registry import ATTACKS, Attack, attacks_on
+from hyperfl_flwr.attacks.registry import ATTACKS, FORGED, Attack, attacks_on
 from hyperfl_flwr.audit.record_round import AttackedRound
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.core.method import Part
+from hyperfl_flwr.core.method import Part, Upload
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.methods import METHODS
 
@@ -44,8 +44,8 @@ def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
     possible = [name for name in possible if name not in unfit]
     if not possible and target.cheating:
         raise ConfigError(
-            f"no attack of a server that cheats applies to {method} with target = {target.config.target}; leave "
-            f"--cheating out for those of a curious server"
+            f"no attack of a server that cheats applies to {method} with target = {target.config.target}: "
+            f"{_unforged(uploads, unfit)}; leave --cheating out for the attacks of a curious server"
         )
     if not possible:
         raise ConfigError(f"no attack of this project applies to {method}, which is no proof of safety")
@@ -55,6 +55,15 @@ def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
         users = ", ".join(name for name, attack in ATTACKS.items() if attack.needs_prior)
         raise ConfigError(f"--prior is for {users} only, which is not among the attacks; leave it out")
     return list(names) or possible
+
+
+def _unforged(uploads: Sequence[Upload], unfit: Mapping[str, str]) -> str:
+    """Return why a server that cheats can forge nothing: what it sends, or the attacks' reasons by name."""
+    if unfit:
+        return "; ".join(f"{name}: {reason}" for name, reason in unfit.items())
+    if any(upload.part == "kept-model" for upload in uploads):
+        return "its server sends no network, since each client trains a model that it keeps"
+    return f"its server sends none of what they forge ({', '.join(FORGED)})"
 
 
 def _unfit(attack: Attack, target: AttackedRound, parts: Collection[Part]) -> str:

@@ -22,7 +22,7 @@ from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedEr
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
 from hyperfl_flwr.models.provenance import use_weights
-from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 from hyperfl_flwr.runs.observation import Arrays, Observation, observation_path
 from hyperfl_flwr.runs.run_data import require_classes, require_dataset
@@ -31,7 +31,11 @@ from hyperfl_flwr.runs.run_sources import method_of
 from hyperfl_flwr.server.exchange import exchange
 from hyperfl_flwr.server.federation import handshake
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
+from strategies.engine.base import BaseStrategy
 from strategies.engine.recorded import restore
+
+Forged = Callable[[Arrays, int], Arrays]
+"""Maps arrays that an honest server would send to a client to those that a cheating one sends; the client's id."""
 
 EXPERIMENT = "0" * 16
 """Experiment id of a round that does not belong to a run."""
@@ -151,16 +155,14 @@ def leaked_activations(target: AttackedRound, recorded: ObservationFiles) -> lis
     return [hidden for hidden in activations if hidden is not None]
 
 
-def record_round(
-    target: AttackedRound, folder: Path, forged: Callable[[Arrays], Arrays] | None = None
-) -> ObservationFiles:
+def record_round(target: AttackedRound, folder: Path, forged: Forged | None = None) -> ObservationFiles:
     """Run one round of a federation in this process and record what the server sees of some clients.
 
     Args:
         target: Round to run.
         folder: Existing folder for the observations, and for a copy of trained clients' private state.
-        forged: Maps the arrays that an honest server would send to all clients to those that it sends; None if it is
-            honest.
+        forged: Makes what the server sends to all clients, for the first attacked one's network, and to each client
+            alone; None if it is honest.
 
     Raises:
         RunFailedError: If a client fails.
@@ -178,7 +180,8 @@ def record_round(
         if client_of(config.method).private:  # a copy: training must not change the run's private state
             shutil.copytree(target.trained / "clients", folder / "clients")
     if forged is not None:
-        arrays = pack_arrays(forged(unpack_arrays(arrays)))
+        arrays = pack_arrays(forged(unpack_arrays(arrays), target.clients[0]))
+        forge_per_client(strategy, forged)
     messages = strategy.configure_train(current, arrays, ConfigRecord(), grid)
     strategy.reduce(exchange(grid, messages, config.round_timeout))
     for failure in strategy.outcome.failures:
@@ -186,6 +189,19 @@ def record_round(
     if target.by_neighbours:
         save_next_messages(strategy.per_client_arrays([0, config.num_clients - 1]), folder)
     return ObservationFiles([observation_path(folder, current, client) for client in target.clients])
+
+
+def forge_per_client(strategy: BaseStrategy, forged: Forged) -> None:
+    """Forge what a strategy sends to each client alone, such as a generated model.
+
+    What it sends to all clients is an argument of its rounds, and is forged before.
+    """
+    honest = strategy.per_client_arrays
+
+    def per_client_arrays(clients: Sequence[int]) -> Mapping[int, SharedArrays]:
+        return {client: dict(forged(arrays, client)) for client, arrays in honest(clients).items()}
+
+    strategy.per_client_arrays = per_client_arrays  # type: ignore[method-assign] # no strategy of a run can cheat
 
 
 def recorded_round(

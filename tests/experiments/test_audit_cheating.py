@@ -24,7 +24,7 @@ from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.forged_round import forging, public_images
 from hyperfl_flwr.audit.observation_files import OpeningFiles
 from hyperfl_flwr.audit.options import Options
-from hyperfl_flwr.audit.record_round import AttackedRound, view
+from hyperfl_flwr.audit.record_round import AttackedRound, forge_per_client, record_round, view
 from hyperfl_flwr.audit.report import write_audit
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.run_config import RunConfig
@@ -64,6 +64,35 @@ def test_a_forged_hypernetwork_gives_the_images_away(tmp_path: Path) -> None:
     assert "with forged weights from a server that cheats" in (tmp_path / "audit.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("method", "network"), [("pfedhn", "mlp"), ("pfedhn-pc", "mlp"), ("it-pfl", "cnn"), ("pfedhn", "mlp,cnn")]
+)
+def test_a_generated_network_gives_the_images_away(method: str, network: str) -> None:
+    """The server forges what it makes for each of two clients, with an encoder beside it, or of different layers."""
+    options = replace(OPTIONS, num_images=24, attacks=["trap-weights"])
+    names = {"pfedhn.targets": network} if "," in network else {"target": network}
+    attacked = target(options, method=method, **names)
+    found = audit(attacked, options)["trap-weights"]
+    assert [comparison.recovered.sum() > 3 for comparison in found.comparisons] == [True, True]
+
+
+def test_only_the_generated_network_is_forged(tmp_path: Path) -> None:
+    """The encoder, which all clients get, and the embedding are sent as the method makes them."""
+    options = replace(OPTIONS, attacks=["fishing"])
+    attacked = target(options, method="it-pfl", target="cnn")
+    (honest,) = record_round(attacked, make(tmp_path / "honest"))
+    forged = forging(attacked, ATTACKS["fishing"], public_images(attacked))
+    (seen,) = record_round(attacked, make(tmp_path / "forged"), forged)
+    changed = {key for key, value in seen.received.items() if not np.array_equal(value, honest.received[key])}
+    assert changed == {"model/classifier.weight", "model/classifier.bias"}
+    assert {key.partition("/")[0] for key in seen.received} == {"model", "encoder", "embedding"}
+
+
+def make(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
 def test_an_attack_says_which_server_it_needs() -> None:
     with pytest.raises(ConfigError, match="in imprint the server cheats; give --cheating"):
         chosen_attacks(["imprint"], target(Options(num_images=12, samples=12)))
@@ -72,8 +101,12 @@ def test_an_attack_says_which_server_it_needs() -> None:
     with pytest.raises(ConfigError, match=r"imprint does not apply to target = cnn: .* private classifier"):
         chosen_attacks(["imprint"], target(target="cnn"))
     assert chosen_attacks([], target(target="cnn")) == ["trap-weights"]
-    with pytest.raises(ConfigError, match=r"applies to pfedhn .* leave --cheating out for those of a curious server"):
-        chosen_attacks([], target(method="pfedhn"))
+    with pytest.raises(
+        ConfigError, match=r"applies to priv-hfl.* sends no network, since each .* leave --cheating out"
+    ):
+        chosen_attacks([], target(method="priv-hfl"))
+    with pytest.raises(ConfigError, match=r"applies to lg-fedavg .* sends none of what they forge \(model, extractor"):
+        chosen_attacks([], target(method="lg-fedavg"))
 
 
 @pytest.mark.parametrize("words", [["--recorded", "x"], ["--by-neighbours"]])
@@ -94,9 +127,9 @@ def test_large_images_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = math.prod(attacked.data().dataset.input_shape)
     monkeypatch.setattr(forged_round, "LEAST_PUBLIC", 3)
     monkeypatch.setattr(forged_round, "MOST_NUMBERS", 5 * pixels)
-    assert len(public_images(attacked)) == 5
+    assert len(public_images(attacked).images) == len(public_images(attacked).labels) == 5
     monkeypatch.setattr(forged_round, "MOST_NUMBERS", 2 * pixels)
-    assert len(public_images(attacked)) == 3
+    assert len(public_images(attacked).images) == 3
 
 
 def test_forged_rounds_are_removed_once_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,17 +156,28 @@ def test_controls_repeat_no_image_before_all_have_been_used() -> None:
     np.testing.assert_array_equal(controls(attacked, 5)[0], controls(attacked, 5)[0])
 
 
-@pytest.mark.parametrize(("name", "check"), [("imprint", "duplicates"), ("trap-weights", "rare")])
-def test_a_node_that_checks_refuses_the_audit_s_forged_round(name: str, check: str, tmp_path: Path) -> None:
-    """In the first round, of a hypernetwork: nothing is sent, and the owner's ledger has the finding."""
-    attacked = target(Options(num_images=40, samples=40, cheating=True))
+@pytest.mark.parametrize(
+    ("method", "name", "check"),
+    [
+        ("hyperfl", "imprint", "duplicates"),
+        ("hyperfl", "trap-weights", "rare"),
+        ("pfedhn", "trap-weights", "rare"),
+        ("pfedhn", "feature-fishing", "duplicates"),
+    ],
+)
+def test_a_node_that_checks_refuses_the_audit_s_forged_round(
+    method: str, name: str, check: str, tmp_path: Path
+) -> None:
+    """In the first round, of a hypernetwork or a generated model: no reply, and the owner's ledger has the finding."""
+    attacked = target(Options(num_images=40, samples=40, cheating=True), method=method)
     config, state = attacked.config, tmp_path / "state"
     grid = InProcessGrid(app, 1, config.flat(), {"state-dir": str(state), f"check-{check}": "refuse"})
     federation = handshake(grid, config.hosted_clients, 10.0)
     strategy = new_strategy(config, federation, experiment="e" * 16, run_directory=str(tmp_path))
     forged = forging(attacked, ATTACKS[name], public_images(attacked))
     assert forged is not None
-    arrays = pack_arrays(forged(unpack_arrays(strategy.initial_arrays())))
+    arrays = pack_arrays(forged(unpack_arrays(strategy.initial_arrays()), 0))
+    forge_per_client(strategy, forged)
     strategy.reduce(exchange(grid, strategy.configure_train(1, arrays, ConfigRecord(), grid), 10.0))
     assert strategy.outcome.finished == []
     assert {failure.reason for failure in strategy.outcome.failures} == {REFUSED}
@@ -165,7 +209,7 @@ class SecureRound:
         forged = forging(self.target, ATTACKS["trap-weights"], self.public)
         assert forged is not None
         self.honest = self.strategy.initial_arrays()
-        self.forged = pack_arrays(forged(unpack_arrays(self.honest)))
+        self.forged = pack_arrays(forged(unpack_arrays(self.honest), 0))
 
 
 def test_secure_sums_do_not_hide_images_from_forged_weights(tmp_path: Path) -> None:
@@ -175,7 +219,7 @@ def test_secure_sums_do_not_hide_images_from_forged_weights(tmp_path: Path) -> N
     run.strategy.reduce(exchange(run.grid, messages, 10.0))
     assert len(run.strategy.outcome.finished) == 3
     seen = view(run.target, OpeningFiles([opening_path(tmp_path, 1)]))
-    found = attack(run.target, ATTACKS["trap-weights"], AttackSettings(public_images=run.public), seen)
+    found = attack(run.target, ATTACKS["trap-weights"], AttackSettings(public_images=run.public.images), seen)
     (comparison,) = found.comparisons
     assert len(comparison.recovered) == 36
     assert comparison.recovered.sum() > 18

@@ -4,7 +4,7 @@ from collections.abc import Set as AbstractSet
 
 import pytest
 
-from experiments.forged_networks import FORGERIES
+from experiments.forged_networks import FORGERIES, FORGING, GENERATING, OF_GENERATED
 from experiments.node_checks import LIMITS, forged
 from hyperfl_flwr.privacy.received_network import STATISTICS, Statistic
 
@@ -12,6 +12,7 @@ NOTICED: dict[str, AbstractSet[Statistic]] = {
     "`imprint`": {"change", "duplicates", "nested"},
     "`trap-weights`": {"change", "rare"},
     "`fishing`": {"change", "duplicates"},
+    "`feature-fishing`": {"change", "duplicates", "loss-jump"},
     "bins, rows turned by up to 11 degrees": {"change"},
     "bins in 8 directions": {"change", "duplicates"},
     "bins in 8 directions, rows turned": {"change"},
@@ -28,6 +29,13 @@ def test_each_check_notices_what_the_page_says(name: str) -> None:
     measured = forged(FORGERIES[name])
     assert {each.statistic for each in measured} == set(STATISTICS)
     assert {each.statistic for each in measured if each.value > LIMITS[each.statistic]} == NOTICED[name]
+
+
+def test_a_generated_network_is_noticed_like_a_common_one() -> None:
+    for forging, (name, forgery) in zip(FORGING, OF_GENERATED.items(), strict=True):
+        measured = forged(forgery, GENERATING)
+        found = {each.statistic for each in measured if each.value > LIMITS[each.statistic]}
+        assert found == NOTICED[f"`{forging}`"], name
 
 
 def test_an_honest_network_is_below_all_limits() -> None:

@@ -7,7 +7,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from hyperfl_flwr.attacks.knowledge import PublicKnowledge
+from hyperfl_flwr.attacks.knowledge import PublicImages, PublicKnowledge
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.setting_types import Initialisation
 from hyperfl_flwr.methods import METHODS
@@ -44,6 +44,12 @@ def digits(num: int, side: int = 8, first: int = 0) -> tuple[Tensor, Tensor]:
     if side != 8:
         pixels = nn.functional.interpolate(pixels, (side, side), mode="bilinear")
     return pixels, torch.tensor(labels[first : first + num], dtype=torch.int64)
+
+
+def public_digits(side: int = 8) -> PublicImages:
+    """Return digits of which `digits(1000)` has none, for a server that cheats."""
+    images, labels = digits(600, side, first=1000)
+    return PublicImages(images=images.numpy(), labels=labels.numpy())
 
 
 def samples(images: Tensor, labels: Tensor) -> Samples:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from attacked import MEAN, STD, arrays_of, digits, relative_error, samples
+from attacked import MEAN, STD, arrays_of, digits, public_digits, relative_error, samples
 from scipy.spatial.distance import cdist
 from torch import nn
 from torch.func import functional_call
@@ -30,7 +30,7 @@ from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, train_epochs
 from hyperfl_flwr.training.public_training import LocalSteps, PublicTraining
 
 RATE = 0.01
-PUBLIC = digits(600, first=1000)[0].numpy()
+PUBLIC = public_digits()
 
 
 def knowledge_of(target="mlp", *, batch=20, epochs=1, shape=(1, 8, 8), private=False):
@@ -79,7 +79,7 @@ def psnr(found, images):
 
 
 def read(name, observation, knowledge):
-    (result,) = ATTACKS[name].run([observation], knowledge, AttackSettings(public_images=PUBLIC))
+    (result,) = ATTACKS[name].run([observation], knowledge, AttackSettings(public_images=PUBLIC.images))
     return result.images
 
 
@@ -197,10 +197,10 @@ def test_the_forged_convolutions_keep_their_outputs_positive(target, shape):
 
 def test_images_are_read_through_convolutions():
     """The decoder knows the pooling from public images: one batch of digits at 16x16 in FedAvg's cnn."""
-    public, (images, labels) = digits(600, side=16, first=1000)[0].numpy(), digits(20, side=16)
+    public, (images, labels) = public_digits(16), digits(20, side=16)
     knowledge = knowledge_of("cnn", shape=(1, 16, 16))
     received = forge_imprint(sent_by(knowledge), knowledge, public, 20)
-    settings = AttackSettings(public_images=public)
+    settings = AttackSettings(public_images=public.images)
     (result,) = ATTACKS["imprint"].run([observed(knowledge, received, images, labels)], knowledge, settings)
     another = observed(knowledge, received, *digits(20, side=16, first=300))
     (other,) = ATTACKS["imprint"].run([another], knowledge, settings)
@@ -291,10 +291,13 @@ def test_what_cannot_be_forged_is_refused():
 
 
 def test_the_table_matches_what_the_server_sends():
-    """Models that the server makes for each client are not forged; honest attacks are not a cheating server's."""
+    """What the server sends is forged, to all clients or to each its own; honest attacks are not among these."""
     for name in ("fedavg", "fedrep", "hyperfl", "hyperfl-frozen"):
         assert attacks_on(METHODS[name].uploads, cheating=True)[:2] == ["imprint", "trap-weights"]
         assert attacks_on(METHODS[name].uploads, summed=True, cheating=True)[:2] == ["imprint", "trap-weights"]
-    for name in ("local", "pfedhn", "it-pfl", "priv-hfl", "fedakd"):
+    for name in ("pfedhn", "pfedhn-pc", "it-pfl"):
+        assert attacks_on(METHODS[name].uploads, cheating=True)[:2] == ["imprint", "trap-weights"]
+        assert attacks_on(METHODS[name].uploads, summed=True, cheating=True) == []
+    for name in ("local", "priv-hfl", "fedakd"):
         assert attacks_on(METHODS[name].uploads, cheating=True) == []
     assert "imprint" not in attacks_on(METHODS["fedavg"].uploads)

@@ -1,11 +1,10 @@
 """The forger's linear algebra where an image has more pixels than there are public images."""
 
 import torch
-from attacked import digits
+from attacked import public_digits
 from test_cheating_server import knowledge_of
 
-from hyperfl_flwr.attacks.forging import Decoder, first_linear, normalised, pass_through
-from hyperfl_flwr.attacks.imprint import first_component
+from hyperfl_flwr.attacks.forging import Decoder, first_component, first_linear, normalised, pass_through
 
 
 def test_the_first_component_is_the_same_from_either_matrix() -> None:
@@ -21,7 +20,7 @@ def test_the_first_component_is_the_same_from_either_matrix() -> None:
 def test_the_decoder_is_the_same_from_either_system() -> None:
     """Ridge regression from few images, against its definition: the normal equations of the inputs."""
     knowledge = knowledge_of("cnn", shape=(1, 16, 16))
-    layer, images = first_linear(knowledge), normalised(digits(600, side=16, first=1000)[0].numpy(), knowledge)
+    layer, images = first_linear(knowledge), normalised(public_digits(16).images, knowledge)
     values = pass_through(layer, images)
     inputs = layer.inputs(values, images).double()
     few = inputs.shape[1] // 2
