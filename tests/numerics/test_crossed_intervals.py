@@ -6,7 +6,7 @@ from scipy.stats import t
 
 from hyperfl_flwr.metrics.intervals import of_crossed_means, of_mean
 
-TRIALS = 3000
+TRIALS = 1500
 
 
 def coverage(seeds: int, clients: int, of_seeds: float, of_pairs: float, rng: np.random.Generator) -> float:
@@ -20,16 +20,16 @@ def coverage(seeds: int, clients: int, of_seeds: float, of_pairs: float, rng: np
     return float(((low <= 0) & (high >= 0)).mean())
 
 
-@pytest.mark.parametrize("clients", [5, 20, 100])
+@pytest.mark.parametrize("clients", [5, 20])
 def test_the_interval_covers_the_mean_as_often_as_its_docstring_says(clients: int) -> None:
-    """The shares are within 1.5 points, three standard errors, of the bounds."""
+    """The shares are within 2 points, about three standard errors, of the bounds."""
     rng = np.random.default_rng(clients)
     for seeds in (1, 2, 3, 5):
         for of_pairs in (0.0, 0.5, 2.0):
-            assert 0.935 <= coverage(seeds, clients, 0.0, of_pairs, rng) <= 0.995
+            assert 0.93 <= coverage(seeds, clients, 0.0, of_pairs, rng) <= 0.995
     for seeds, least in ((2, 0.88), (3, 0.92), (5, 0.94)):
         for of_seeds in (0.01, 0.1, 1.0):
-            assert coverage(seeds, clients, of_seeds, 0.5, rng) >= least - 0.015
+            assert coverage(seeds, clients, of_seeds, 0.5, rng) >= least - 0.02
 
 
 def test_clients_of_one_federation_are_not_independent() -> None:
