@@ -17,7 +17,7 @@ from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import REGRESSION
 from hyperfl_flwr.metrics.intervals import Interval
-from hyperfl_flwr.results.differences import Scores, interval_of, scores_of
+from hyperfl_flwr.results.differences import Scores, interval_of, means_over_seeds, scores_of
 from hyperfl_flwr.results.same_clients import Division, division_of
 from hyperfl_flwr.runs.run_directory import has_secure_sums, read_manifest, settings_of
 from hyperfl_flwr.runs.summary import NOT_KNOWN, OF_SINGLE_CLIENTS
@@ -85,8 +85,8 @@ class Entry:
 
     @property
     def interval(self) -> Interval | None:
-        """The 95 % interval of the mean over clients, and over seeds if there are several; None if it is not known."""
-        return interval_of(self.scores) if self.scores else None
+        """The 95 % interval over clients of the mean; `deviation` is about seeds. None if it is not known."""
+        return interval_of(means_over_seeds(self.scores)) if self.scores else None
 
 
 @dataclass(frozen=True, kw_only=True)

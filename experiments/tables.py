@@ -137,7 +137,7 @@ def _parts(collected: Collected) -> list[str]:
     """Return what the caption says of intervals, bold numbers and the paper's."""
     entries, parts = collected.entries.values(), []
     if any(_shown_interval(collected, entry) for entry in entries):
-        parts.append(f"in brackets the 95 % interval of the mean {_over({len(entry.values) for entry in entries})}")
+        parts.append("in brackets the 95 % interval of the mean over clients")
     if any(entry.is_best for entry in entries):
         parts.append("the best of each grid in bold")
     if sources := sorted({entry.paper.source for entry in entries if entry.paper}):

@@ -105,11 +105,11 @@ class Difference:
     def of(cls, ours: Scores, reference: Scores) -> "Difference | None":
         """Return the difference between two groups; None if they have no client in common."""
         if {(seed, client[0]) for seed, client in ours} != {(seed, client[0]) for seed, client in reference}:
-            ours, reference = _means_over_seeds(ours), _means_over_seeds(reference)
+            ours, reference = means_over_seeds(ours), means_over_seeds(reference)
         found = {pair: score - reference[pair] for pair, score in ours.items() if pair in reference}
         if not found:
             return None
-        of_clients = _means_over_seeds(found).values()
+        of_clients = means_over_seeds(found).values()
         low, high = interval_of(found) or (None, None)
         return cls(
             mean=statistics.fmean(found.values()),
@@ -122,7 +122,7 @@ class Difference:
         )
 
 
-def _means_over_seeds(scores: Scores) -> dict[tuple[Scalar, Client], float]:
+def means_over_seeds(scores: Scores) -> dict[tuple[Scalar, Client], float]:
     """Return each client's mean over the seeds, as of a single one."""
     found: dict[Client, list[float]] = {}
     for (_, client), score in scores.items():

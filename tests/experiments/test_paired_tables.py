@@ -138,10 +138,11 @@ def test_rows_with_other_clients_are_refused(finished: Path) -> None:
 
 
 def test_a_table_of_rows_has_intervals(study: Study, finished: Path) -> None:
+    """They are over the clients, of which each has its mean over the seeds; the deviation is over the seeds."""
     page = markdown(collected(study, finished))
-    low, high = map(float, of_crossed_means(scores(finished, "fedavg")))
+    low, high = map(float, of_crossed_means(scores(finished, "fedavg").mean(0, keepdims=True)))
     assert row_of(page, "FedAvg")[1].endswith(f"(2) [{low:.1f}, {high:.1f}]")
-    assert "in brackets the 95 % interval of the mean over clients and seeds (2)" in page
+    assert "in brackets the 95 % interval of the mean over clients;" in page
 
 
 def test_an_old_record_has_no_values_of_single_clients(study: Study, finished: Path, tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def test_tables_hold_our_numbers_and_the_papers(finished):
     assert (entry.mean, entry.deviation) == (statistics.mean(ours), statistics.stdev(ours))
     files = sorted(finished.glob("hyperfl/*/seed-*/summary.json"))
     of_clients = [json.loads(file.read_text())["test_accuracy_per_client"] for file in files]
-    low, high = of_crossed_means(100 * np.array(of_clients))
+    low, high = of_crossed_means(100 * np.array(of_clients).mean(0, keepdims=True))
     assert entry.interval == (pytest.approx(low), pytest.approx(high))
     text = f"{entry.mean:.1f} ± {entry.deviation:.1f} (2) [{low:.1f}, {high:.1f}] / 88.28"
     page = markdown(collected)
