@@ -4,20 +4,28 @@ import itertools
 import json
 import statistics
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from experiments.records import RESTORED
 from experiments.runner import StudyManifest, differences, seeds_in
 from experiments.study import Study
 from experiments.study_axes import Expected, Line
 from experiments.units import unit_of
 from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import REGRESSION
-from hyperfl_flwr.runs.run_directory import has_secure_sums, read_manifest
+from hyperfl_flwr.metrics.intervals import Interval
+from hyperfl_flwr.results.differences import Scores, interval_of, means_over_seeds, scores_of
+from hyperfl_flwr.results.same_clients import Division, division_of
+from hyperfl_flwr.runs.run_directory import has_secure_sums, read_manifest, settings_of
 from hyperfl_flwr.runs.summary import NOT_KNOWN, OF_SINGLE_CLIENTS
 
 FAILED = "failed"
+
+OUT_OF_DATE = "out of date"
+"""Text in the place of numbers of which all records are stale, see `experiments.records.stale_cells`."""
 
 NOT_REACHED = "not reached"
 """Beginning of the text in the place of a number of rounds to a target accuracy that not all seeds have reached."""
@@ -25,6 +33,12 @@ NOT_REACHED = "not reached"
 ROUNDS_TO_TARGET = ("rounds_to_target", "rounds_to_target_aggregate")
 """Numbers of summary.json that are None in a run that has not reached its `target-accuracy`."""
 
+
+NO_SCORES = "no values of single clients"
+"""Text in the place of a number that needs them, where a run or its record has the mean over the clients only."""
+
+Place = tuple[str, str, int]
+"""Row, column and seed of a cell."""
 
 ERRORS = ("test_rmse", "test_mae", "validation_mse")
 """Starts of the names of numbers of summary.json of which the lowest is the best."""
@@ -40,6 +54,9 @@ class Entry:
         missing: Reason why there are no numbers of ours; empty if there are any.
         is_best: Whether the mean is the highest of the rows that a grid has made from one row.
         error: Standard error of a single seed's number; NaN if the study reports none.
+        scores: The numbers of single clients by seed and client, in the study's unit; empty if they are not known.
+        no_scores: Reason why `scores` is empty, if there are runs.
+        division: What determines the clients and their test data; empty if there are no runs.
     """
 
     values: Sequence[float]
@@ -47,6 +64,9 @@ class Entry:
     missing: str
     is_best: bool = False
     error: float = float("nan")
+    scores: Scores = field(default_factory=dict)
+    no_scores: str = ""
+    division: Division = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
@@ -62,6 +82,47 @@ class Entry:
     def spread(self) -> float:
         """Number after the plus-minus sign: the deviation over seeds, or a single seed's standard error, or NaN."""
         return self.deviation if len(self.values) > 1 else self.error
+
+    @property
+    def interval(self) -> Interval | None:
+        """The 95 % interval over clients of the mean; `deviation` is about seeds. None if it is not known."""
+        return interval_of(means_over_seeds(self.scores)) if self.scores else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """The result of a finished cell.
+
+    Attributes:
+        seed: The cell's seed.
+        data_seed: Seed of the data's division.
+        division: What determines the clients and their test data.
+        summary: Contents of summary.json.
+        no_scores: Text in the place of numbers of single clients, if it has none.
+    """
+
+    seed: int
+    data_seed: Scalar
+    division: Division
+    summary: Mapping[str, Any]
+    no_scores: str
+
+    @classmethod
+    def read(cls, seed: int, path: Path, manifest: Mapping[str, Any]) -> "Finished":
+        """Read the folder of a cell."""
+        settings, is_record = settings_of(path), (path / RESTORED).is_file()
+        return cls(
+            seed=seed,
+            data_seed=settings["data.seed"],
+            division={**division_of(settings, manifest), "data.seed": settings["data.seed"]},
+            summary=json.loads((path / "summary.json").read_text()),
+            no_scores=NOT_KNOWN if has_secure_sums(manifest) else NO_SCORES + " in this record" * is_record,
+        )
+
+    def scores(self, metric: str) -> Scores:
+        """Return a number of each client that has one, in the metric's unit."""
+        found = scores_of(self.summary, metric, self.seed, self.data_seed)
+        return {place: _in_unit(value, metric) for place, value in found.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +144,9 @@ class Collected:
     rounds: Sequence[int]
 
 
-def collect(study: Study, study_manifest: StudyManifest, folder: Path, *, mix: bool = False) -> Collected:
+def collect(
+    study: Study, study_manifest: StudyManifest, folder: Path, *, mix: bool = False, stale: Container[Place] = ()
+) -> Collected:
     """Read the finished cells of a study's folder.
 
     Args:
@@ -91,36 +154,39 @@ def collect(study: Study, study_manifest: StudyManifest, folder: Path, *, mix: b
         study_manifest: The settings that the folder was created with.
         folder: The study's folder.
         mix: Whether to accept cells of different commits, or with other settings than the study's.
+        stale: Cells of which the record is out of date.
 
     Raises:
         RunDirectoryError: If there are no finished cells, or they must not be mixed.
     """
-    summaries: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    runs: dict[tuple[str, str], list[Finished]] = {}
     commits: set[str] = set()
     rounds: set[int] = set()
     problems: list[str] = []
-    failed: dict[tuple[str, str], str] = {}
+    reasons: dict[tuple[str, str], str] = {}
     secure: set[tuple[str, str]] = set()
     targeted: set[tuple[str, str]] = set()
     for cell in study.cells(quick=study_manifest.quick, seeds=seeds_in(folder), changes=study_manifest.changes):
         path = cell.folder(folder)
         if not (path / "manifest.json").is_file():
+            if (cell.row, cell.column, cell.seed) in stale:
+                reasons[cell.row, cell.column] = OUT_OF_DATE
             continue
         manifest = read_manifest(path)
         if not (path / "summary.json").is_file():
             if manifest["status"] == "failed":
-                failed[cell.row, cell.column] = FAILED
+                reasons[cell.row, cell.column] = FAILED
             continue
         problems += [f"{cell}: {text}" for text in differences(cell, manifest)]
         # A resumed cell may have been run by several commits.
         commits.update(map(_commit, [manifest["code"], *(resume["code"] for resume in manifest["resumed"])]))
-        summaries.setdefault((cell.row, cell.column), []).append(json.loads((path / "summary.json").read_text()))
+        runs.setdefault((cell.row, cell.column), []).append(Finished.read(cell.seed, path, manifest))
         rounds.add(cell.config.num_rounds)
         if has_secure_sums(manifest):
             secure.add((cell.row, cell.column))
         if cell.config.target_accuracy:
             targeted.add((cell.row, cell.column))
-    if not summaries:
+    if not runs:
         raise RunDirectoryError(f"{folder} holds no finished cell; run `hyperfl study {study.name}`")
     if len(commits) > 1:
         problems.append(f"the cells were run by {len(commits)} commits: {', '.join(sorted(commits))}")
@@ -129,7 +195,7 @@ def collect(study: Study, study_manifest: StudyManifest, folder: Path, *, mix: b
     return Collected(
         study=study,
         study_manifest=study_manifest,
-        entries=_entries(study, summaries, failed, secure, targeted),
+        entries=_entries(study, runs, reasons, secure, targeted),
         commits=sorted(commits),
         rounds=sorted(rounds),
     )
@@ -137,18 +203,18 @@ def collect(study: Study, study_manifest: StudyManifest, folder: Path, *, mix: b
 
 def _entries(
     study: Study,
-    summaries: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]],
-    failed: Mapping[tuple[str, str], str],
+    runs: Mapping[tuple[str, str], Sequence[Finished]],
+    reasons: Mapping[tuple[str, str], str],
     secure: Container[tuple[str, str]],
     targeted: Container[tuple[str, str]],
 ) -> dict[tuple[str, str], Entry]:
-    """Return the table's entries from the summaries of the runs of each row and column, one per seed."""
+    """Return the table's entries from the runs of each row and column, one per seed."""
     values: dict[tuple[str, str], list[float]] = {}
     unknown: dict[tuple[str, str], str] = {}
     errors: dict[tuple[str, str], float] = {}
     for row, column in itertools.product(study.rows, study.columns):
         metric, pair = study.metric_of(row, column), (row.name, column.name)
-        of_runs = summaries.get((row.run, column.run), ())
+        of_runs = [run.summary for run in runs.get((row.run, column.run), ())]
         if metric.replace(REGRESSION.score, "accuracy") in OF_SINGLE_CLIENTS and (row.run, column.run) in secure:
             unknown[pair] = NOT_KNOWN
             of_runs = [summary for summary in of_runs if summary[metric] is not None]
@@ -156,28 +222,35 @@ def _entries(
         if late and (row.run, column.run) in targeted:
             # A mean over the seeds that have reached the target would be too small.
             unknown[pair] = f"{NOT_REACHED} ({late} of {len(of_runs)})"
-            of_runs = ()
+            of_runs = []
         found = [_value(metric, row, column, summary) for summary in of_runs]
         if known := [value for value in found if value is not None]:
             values[pair] = known
         if study.standard_error and len(known) == 1:
-            error = summaries[row.run, column.run][0].get(f"{metric}_sem")
+            error = runs[row.run, column.run][0].summary.get(f"{metric}_sem")
             errors[pair] = float("nan") if error is None else _in_unit(error, metric)
-    best, paper = _best(study, values), study.paper
-    return {
-        (row.name, column.name): Entry(
-            values=values.get((row.name, column.name), ()),
-            paper=paper.get((row.name, column.name)),
+    best, paper, entries = _best(study, values), study.paper, {}
+    for row, column in itertools.product(study.rows, study.columns):
+        pair, metric, of_pair = (
+            (row.name, column.name),
+            study.metric_of(row, column),
+            runs.get((row.run, column.run), ()),
+        )
+        reason = reasons.get((row.run, column.run), "")
+        entries[pair] = Entry(
+            values=values.get(pair, ()),
+            paper=paper.get(pair),
             missing=row.missing
             or column.missing
-            or failed.get((row.run, column.run), "")
-            or ("" if (row.name, column.name) in values else unknown.get((row.name, column.name), "")),
-            is_best=(row.name, column.name) in best,
-            error=errors.get((row.name, column.name), float("nan")),
+            or ("" if reason == OUT_OF_DATE and pair in values else reason)
+            or ("" if pair in values else unknown.get(pair, "")),
+            is_best=pair in best,
+            error=errors.get(pair, float("nan")),
+            scores={place: score for run in of_pair for place, score in run.scores(metric).items()},
+            no_scores=of_pair[0].no_scores if of_pair else "",
+            division=of_pair[0].division if of_pair else {},
         )
-        for row in study.rows
-        for column in study.columns
-    }
+    return entries
 
 
 def _best(study: Study, values: Mapping[tuple[str, str], Sequence[float]]) -> set[tuple[str, str]]:

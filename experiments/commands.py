@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +15,7 @@ import hyperfl_flwr.core.guard_all  # noqa: F401 - before what it guards
 from hyperfl_flwr.launch.console import err, out, parse_setting
 
 if TYPE_CHECKING:
+    from experiments.collect import Place
     from experiments.study import Cell, Study
     from hyperfl_flwr.core.setting_types import Scalar
 
@@ -59,7 +60,7 @@ def study(
     changes = _changes(set_, data_root)
     cells = found.cells(quick=quick, rows=methods or (), columns=datasets or (), seeds=seeds, changes=changes)
     refuse_missing(found, cells)
-    folder = _study_folder(found, output, quick=quick, records=records)
+    folder, _ = _study_folder(found, output, quick=quick, records=records)
     open_study_folder(folder, StudyManifest(study=found.name, quick=quick, changes=changes))
     _run(found, cells, folder, jobs, quick=quick)
     out.print(str(folder), markup=False)
@@ -129,6 +130,13 @@ def table(
     quick: Annotated[bool, typer.Option("--quick", help="Use the study's quick runs.")] = False,
     mix: Annotated[bool, typer.Option("--mix", help="Accept runs of different commits or settings.")] = False,
     metric: Annotated[str, typer.Option(help="Number of summary.json to show; default: the study's.")] = "",
+    against: Annotated[
+        str,
+        typer.Option(
+            help="A row: show the differences of the others from it, of the same clients with the same seeds, with "
+            "their 95 % intervals."
+        ),
+    ] = "",
     records: FromRecords = "",
 ) -> None:
     """Print a study's table, and write it to its folder as Markdown, CSV and LaTeX."""
@@ -136,18 +144,20 @@ def table(
     from experiments.study import load_study
 
     found = with_metric(load_study(name), metric) if metric else load_study(name)
-    folder = _study_folder(found, output, quick=quick, records=records)
-    _print_table(found, folder, mix=mix)
+    folder, stale = _study_folder(found, output, quick=quick, records=records)
+    _print_table(found, folder, mix=mix, stale=stale, against=against)
 
 
-def _print_table(found: Study, folder: Path, *, mix: bool) -> None:
+def _print_table(found: Study, folder: Path, *, mix: bool, stale: Container[Place] = (), against: str = "") -> None:
     from experiments.collect import collect
+    from experiments.paired import pair
     from experiments.runner import read_study_manifest
     from experiments.tables import markdown, write_tables
 
-    collected = collect(found, read_study_manifest(folder), folder, mix=mix)
-    written = write_tables(collected, folder)
-    out.print(markdown(collected), markup=False)
+    collected = collect(found, read_study_manifest(folder), folder, mix=mix, stale=stale)
+    pairing = pair(collected, against) if against else None
+    written = write_tables(collected, folder, pairing)
+    out.print(markdown(collected, pairing), markup=False)
     for path in written:
         out.print(str(path), markup=False)
 
@@ -175,7 +185,7 @@ def figure(
     from experiments.study import load_study
 
     found = load_study(name)
-    folder = _study_folder(found, output, quick=quick, records=records)
+    folder, _ = _study_folder(found, output, quick=quick, records=records)
     for kind in number or found.figures:
         for picture in draw(found, read_study_manifest(folder), folder, kind, open_private_state=open_private_state):
             out.print(str(picture), markup=False)
@@ -193,20 +203,21 @@ def record(
     from experiments.study import load_study
 
     found = load_study(name)
-    cells = write_records(found, _study_folder(found, output, quick=quick, records=""), file)
+    folder, _ = _study_folder(found, output, quick=quick, records="")
+    cells = write_records(found, folder, file)
     out.print(f"{len(cells)} cells in {file}", markup=False)
 
 
-def _study_folder(found: Study, output: Path | None, *, quick: bool, records: str) -> Path:
-    """Return a study's folder, after cells have been restored to it from a file of records, if there is one."""
+def _study_folder(found: Study, output: Path | None, *, quick: bool, records: str) -> tuple[Path, Mapping[Place, str]]:
+    """Return a study's folder and the stale records, after others have been restored to it, if there are any."""
     from experiments.records import find_records, read_records, restore
     from experiments.runner import default_folder
 
     folder = output.absolute() if output else default_folder(found.name, quick=quick, recorded=bool(records))
-    if records:
-        for place, reason in restore(found, read_records(find_records(records)), folder).items():
-            err.print(f"{', '.join(map(str, place))}: the record is out of date: {reason}", markup=False)
-    return folder
+    stale = restore(found, read_records(find_records(records)), folder) if records else {}
+    for place, reason in stale.items():
+        err.print(f"{', '.join(map(str, place))}: the record is out of date: {reason}", markup=False)
+    return folder, stale
 
 
 @studies.command("studies")

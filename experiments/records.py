@@ -7,8 +7,8 @@ A file of records has a JSON object on each line::
     {"row": NAME, "column": NAME, "seed": 0, ...}       a cell, see `_record`
 
 `experiments/records` holds those of the project's own results. A record is a run's folder without private state,
-checkpoints and single clients' lines: all settings but the machine's, commit, versions and hardware, summary.json, and
-some rounds of the means over the clients.
+checkpoints and single clients' lines: all settings but the machine's, commit, versions and hardware, summary.json with
+single clients' scores, some rounds of the means over the clients, and the code's fingerprints (`experiments.golden`).
 """
 
 import hashlib
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.golden import IN_CELL, changes
 from experiments.runner import (
     StudyManifest,
     differences,
@@ -146,13 +147,19 @@ def record(study: Study, folder: Path, file: Path) -> list[Cell]:
 
 
 def stale_cells(study: Study, records: Records) -> dict[tuple[str, str, int], str]:
-    """Return the recorded cells that the study would run with other settings by now, with the differences of each."""
+    """Return the recorded cells that would have other results by now, with the reasons.
+
+    The study has other settings, or the code computes other numbers: the fingerprint of a golden run has changed.
+    """
     known, found = _cells_of(study, records), {}
     for place, recorded in records.cells.items():
         if place not in known:
             found[place] = "the study has no such cell"
-        elif differing := differences(known[place], manifest_of(recorded, records)):
-            found[place] = "; ".join(differing)
+            continue
+        cell = known[place]
+        differing = differences(cell, manifest_of(recorded, records))
+        if reasons := differing + changes(cell.settings, recorded.get("golden", {})):
+            found[place] = "; ".join(reasons)
     return found
 
 
@@ -199,6 +206,7 @@ def _restore(recorded: Json, manifest: Json, path: Path) -> None:
     (path / RESTORED).touch()
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in recorded["rounds"]))
     (path / "summary.json").write_text(json.dumps(recorded["summary"], indent=2) + "\n")
+    write_atomically(path / IN_CELL, json.dumps(recorded.get("golden", {})).encode())
     write_atomically(path / "manifest.json", json.dumps(manifest, indent=2).encode())
 
 
@@ -211,6 +219,7 @@ def _record(cell: Cell, path: Path, bases: dict[str, Mapping[str, Scalar]], kept
         base = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]
         bases[base] = settings
     summary = json.loads((path / "summary.json").read_text())
+    golden = path / IN_CELL
     return {
         "row": cell.row,
         "column": cell.column,
@@ -222,12 +231,13 @@ def _record(cell: Cell, path: Path, bases: dict[str, Mapping[str, Scalar]], kept
             "experiment": manifest["experiment"],
             "status": manifest["status"],
             "end": manifest["end"],
-            **{entry: manifest[entry] for entry in ENTRIES.values() if entry in manifest},
+            **{entry: manifest[entry] for entry in (*ENTRIES.values(), "data") if entry in manifest},
             **_circumstances(manifest),
             "resolved": _without_paths(manifest.get("resolved", {})),
             "resumed": [_circumstances(each) for each in manifest.get("resumed", ())],
         },
-        "summary": summary,
+        "golden": json.loads(golden.read_text()) if golden.is_file() else {},
+        "summary": {key: _short(value) if key.endswith("_per_client") else value for key, value in summary.items()},
         "rounds": _thinned(list(read_metrics(path)), set(kept)),
     }
 
@@ -258,6 +268,8 @@ def _thinned(lines: Sequence[Mapping[str, Any]], kept: set[str]) -> list[Json]:
 
 
 def _short(value: object) -> object:
+    if isinstance(value, list):
+        return list(map(_short, value))
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 

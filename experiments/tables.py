@@ -1,77 +1,105 @@
-"""Render a study's results as tables in Markdown, CSV and LaTeX, with the paper's numbers."""
+"""Render a study's results, or the differences between its rows, as tables in Markdown, CSV and LaTeX."""
 
 import csv
 import io
 import itertools
 import math
 import re
+from collections.abc import Collection
 from pathlib import Path
 
-from experiments.collect import FAILED, NOT_REACHED, Collected, Entry
+from experiments.collect import FAILED, NOT_REACHED, OUT_OF_DATE, Collected, Entry
+from experiments.paired import Pairing
 from experiments.study import Study
+from experiments.study_axes import Line
 from experiments.units import unit_of
+from hyperfl_flwr.metrics.intervals import Interval
 from hyperfl_flwr.runs.summary import NOT_KNOWN
 
 NOTHING = "–"
 """Text of an entry without numbers."""
 
 COLUMNS = (
-    "row", "column", "metric", "unit", "mean", "std", "sem", "n", "paper", "paper_sem", "source", "missing",
+    "row", "column", "metric", "unit", "mean", "std", "sem", "n", "low", "high", "paper", "paper_sem", "source",
+    "missing",
 )  # fmt: skip
-"""Columns of table.csv."""
+"""Columns of table.csv; `low` and `high` are the ends of the 95 % interval."""
+
+PAIRED_COLUMNS = (
+    "row", "column", "metric", "unit", "difference", "low", "high", "clients", "seeds", "better", "worse", "missing",
+)  # fmt: skip
+"""Columns of table-against-ROW.csv."""
 
 
-def markdown(collected: Collected) -> str:
-    """Return the table as a Markdown page: our mean ± spread (n), and the paper's number after a slash."""
+def markdown(collected: Collected, pairing: Pairing | None = None) -> str:
+    """Return the table as a Markdown page.
+
+    Args:
+        collected: The results.
+        pairing: Differences between rows, which the cells then have. Without it a cell is our mean ± spread (n) [95 %
+            interval], and the paper's number after a slash.
+    """
     study = collected.study
-    rows = [row for row in study.rows if _is_shown(collected, row.name)]
     lines = [
-        f"# {study.title}",
+        f"# {study.title}" + (f": differences from {pairing.reference.label}" if pairing else ""),
         "",
-        _caption(collected),
+        _caption(collected, pairing),
         "",
         "| | " + " | ".join(_headings(collected)) + " |",
         "|---|" + "---:|" * len(study.columns),
     ]
-    for row in rows:
-        cells = _cells(collected, row.name)
+    for row in _rows(collected, pairing):
+        cells = _cells(collected, row.name, pairing)
         lines.append(f"| {row.label} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def latex(collected: Collected) -> str:
-    """Return the table as a LaTeX tabular for the package booktabs."""
+def latex(collected: Collected, pairing: Pairing | None = None) -> str:
+    """Return the table, or that of the differences, as a LaTeX tabular for the package booktabs."""
     study = collected.study
     lines = [
-        f"% {_caption(collected)}",
+        f"% {_caption(collected, pairing)}",
         r"\begin{tabular}{l" + "r" * len(study.columns) + "}",
         r"\toprule",
         " & ".join(["", *map(_escaped, _headings(collected))]) + r" \\",
         r"\midrule",
     ]
-    for row in study.rows:
-        if _is_shown(collected, row.name):
-            cells = _cells(collected, row.name)
-            texts = [_latex_cell(text) for text in cells]
-            lines.append(" & ".join([_escaped(row.label), *texts]) + r" \\")
+    for row in _rows(collected, pairing):
+        texts = [_latex_cell(text) for text in _cells(collected, row.name, pairing)]
+        lines.append(" & ".join([_escaped(row.label), *texts]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-def comma_separated(collected: Collected) -> str:
-    """Return the table as CSV, one line per row and column: our mean, spread and n, the paper's number and source."""
+def comma_separated(collected: Collected, pairing: Pairing | None = None) -> str:
+    """Return the table as CSV, one line per row and column; see `COLUMNS`, and `PAIRED_COLUMNS` for differences."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(
-        ["row", "column", "metric", "unit", "mean", "std", "sem", "n", "paper", "paper_sem", "source", "missing"]
-    )
+    writer.writerow(PAIRED_COLUMNS if pairing else COLUMNS)
     study = collected.study
     for row, column in itertools.product(study.rows, study.columns):
-        entry, metric = collected.entries[row.name, column.name], study.metric_of(row, column)
-        ours = [_digits(number) for number in (entry.mean, entry.deviation, entry.error)]
-        paper = [_digits(entry.paper.value), _digits(entry.paper.error)] if entry.paper else ["", ""]
-        source, unit = entry.paper.source if entry.paper else "", unit_of(metric) if column.metric else study.unit
-        writer.writerow([row.name, column.name, metric, unit, *ours, len(entry.values), *paper, source, entry.missing])
+        metric = study.metric_of(row, column)
+        place = [row.name, column.name, metric, unit_of(metric) if column.metric else study.unit]
+        if pairing:
+            writer.writerow([*place, *_paired_fields(pairing, row.name, column.name)])
+        else:
+            writer.writerow([*place, *_fields(collected.entries[row.name, column.name])])
     return stream.getvalue()
+
+
+def _fields(entry: Entry) -> list[object]:
+    ours = [_digits(number) for number in (entry.mean, entry.deviation, entry.error)]
+    ends = [_digits(number) for number in entry.interval or (None, None)]
+    paper = [_digits(entry.paper.value), _digits(entry.paper.error)] if entry.paper else ["", ""]
+    source = entry.paper.source if entry.paper else ""
+    return [*ours, len(entry.values), *ends, *paper, source, entry.missing]
+
+
+def _paired_fields(pairing: Pairing, row: str, column: str) -> list[object]:
+    found, reason = pairing.differences[row, column], pairing.reasons[row, column]
+    if found is None:
+        return [*[""] * (len(PAIRED_COLUMNS) - 5), reason]
+    numbers = [_digits(number) for number in (found.mean, found.low, found.high)]
+    return [*numbers, found.clients, found.seeds, found.better, found.worse, reason]
 
 
 def _digits(value: float | None) -> str:
@@ -81,33 +109,62 @@ def _digits(value: float | None) -> str:
     return f"{value:.15g}" if value.is_integer() else f"{value:.6g}"
 
 
-def write_tables(collected: Collected, folder: Path) -> list[Path]:
-    """Write table.md, table.csv and table.tex to a folder, and return their paths."""
-    texts = {
-        "table.md": markdown(collected), "table.csv": comma_separated(collected), "table.tex": latex(collected),
-    }  # fmt: skip
-    for name, text in texts.items():
-        (folder / name).write_text(text)
-    return [folder / name for name in texts]
+def write_tables(collected: Collected, folder: Path, pairing: Pairing | None = None) -> list[Path]:
+    """Write table.md, table.csv and table.tex to a folder, or table-against-ROW.md and so on; return their paths."""
+    name = f"table-against-{pairing.reference.name}" if pairing else "table"
+    forms = {"md": markdown, "csv": comma_separated, "tex": latex}
+    paths = {folder / f"{name}.{ending}": form(collected, pairing) for ending, form in forms.items()}
+    for path, text in paths.items():
+        path.write_text(text)
+    return list(paths)
 
 
-def _caption(collected: Collected) -> str:
+def _caption(collected: Collected, pairing: Pairing | None) -> str:
     study = collected.study
-    sources = sorted({entry.paper.source for entry in collected.entries.values() if entry.paper})
-    parts = [
-        f"{study.metric} in {study.unit}" if study.unit else study.metric,
-        _spread(study),
-        f"after {' and '.join(map(str, collected.rounds))} rounds",
-    ]
-    if any(entry.is_best for entry in collected.entries.values()):
-        parts.append("the best of each grid in bold")
-    if sources:
-        parts.append(f"after the slash {study.reference} ({'; '.join(sources)})")
+    metric = f"{study.metric} in {study.unit}" if study.unit else study.metric
+    rounds = f"after {' and '.join(map(str, collected.rounds))} rounds"
+    parts = (
+        [metric, rounds, *_paired_parts(pairing)] if pairing else [metric, _spread(study), rounds, *_parts(collected)]
+    )
     if collected.study_manifest.quick:
         parts.append("QUICK settings, which do not allow conclusions about the methods")
     if collected.study_manifest.changes:
         parts.append("with " + ", ".join(f"{key} = {value}" for key, value in collected.study_manifest.changes.items()))
     return "; ".join([*parts, f"commit {', '.join(collected.commits)}"]) + "."
+
+
+def _parts(collected: Collected) -> list[str]:
+    """Return what the caption says of intervals, bold numbers and the paper's."""
+    entries, parts = collected.entries.values(), []
+    if any(_shown_interval(collected, entry) for entry in entries):
+        parts.append("in brackets the 95 % interval of the mean over clients")
+    if any(entry.is_best for entry in entries):
+        parts.append("the best of each grid in bold")
+    if sources := sorted({entry.paper.source for entry in entries if entry.paper}):
+        parts.append(f"after the slash {collected.study.reference} ({'; '.join(sources)})")
+    return parts
+
+
+def _paired_parts(pairing: Pairing) -> list[str]:
+    return [
+        f"mean difference from {pairing.reference.label} of the same clients with the same seeds",
+        f"in brackets its 95 % interval {_over(pairing.seeds)}",
+        "then the number of clients that are better and worse",
+    ]
+
+
+def _over(seeds: Collection[int]) -> str:
+    """Return what intervals are over, for the numbers of seeds of the cells."""
+    several = sorted(number for number in seeds if number > 1)
+    if not several:
+        return "over the clients, with one seed: it does not cover other seeds"
+    known = f"over clients and seeds ({' or '.join(map(str, several))})"
+    return known + (", over the clients alone where there is one seed" if 1 in seeds else "")
+
+
+def _shown_interval(collected: Collected, entry: Entry) -> Interval | None:
+    """Return the interval that a cell shows: where a table compares rows by numbers of single clients."""
+    return entry.interval if len(collected.study.rows) > 1 and entry.values else None
 
 
 def _spread(study: Study) -> str:
@@ -129,30 +186,50 @@ def _headings(collected: Collected) -> list[str]:
     ]
 
 
+def _rows(collected: Collected, pairing: Pairing | None) -> list[Line]:
+    """Return the rows that have something to show."""
+    rows = collected.study.rows
+    return [row for row in rows if (pairing.has(row.name) if pairing else _is_shown(collected, row.name))]
+
+
 def _is_shown(collected: Collected, row: str) -> bool:
     """Return whether a row has numbers of ours or of the paper's, or runs without such a number."""
     entries = [entry for (name, _), entry in collected.entries.items() if name == row]
-    reasons = (FAILED, NOT_KNOWN, NOT_REACHED)
+    reasons = (FAILED, NOT_KNOWN, NOT_REACHED, OUT_OF_DATE)
     return any(entry.values or entry.paper or entry.missing.startswith(reasons) for entry in entries)
 
 
-def _cells(collected: Collected, row: str) -> list[str]:
+def _cells(collected: Collected, row: str, pairing: Pairing | None) -> list[str]:
     study = collected.study
-    units = [unit_of(column.metric) if column.metric else study.unit for column in study.columns]
-    entries = [collected.entries[row, column.name] for column in study.columns]
-    return [_cell(entry, unit) for entry, unit in zip(entries, units, strict=True)]
+    units = {column.name: unit_of(column.metric) if column.metric else study.unit for column in study.columns}
+    if pairing:
+        return [_paired_cell(pairing, row, column, unit) for column, unit in units.items()]
+    entries = {column: collected.entries[row, column] for column in units}
+    return [_cell(entry, _shown_interval(collected, entry), units[column]) for column, entry in entries.items()]
 
 
-def _cell(entry: Entry, unit: str) -> str:
+def _cell(entry: Entry, interval: Interval | None, unit: str) -> str:
     ours = entry.missing or NOTHING
     if entry.values:
         spread = "" if math.isnan(entry.spread) else f" ± {_number(entry.spread, unit, 1)}"
-        ours = f"{_number(entry.mean, unit, 1 if abs(entry.mean) >= 2 else 2)}{spread} ({len(entry.values)})"
+        digits = 1 if abs(entry.mean) >= 2 else 2
+        ours = f"{_number(entry.mean, unit, digits)}{spread} ({len(entry.values)})"
+        ours += f" [{', '.join(_number(end, unit, digits) for end in interval)}]" if interval else ""
         ours = f"**{ours}**" if entry.is_best else ours
     if not entry.paper:
         return ours
     error = "" if entry.paper.error is None else f" ± {_number(entry.paper.error, unit, 2)}"
     return f"{ours} / {_number(entry.paper.value, unit, 2)}{error}"
+
+
+def _paired_cell(pairing: Pairing, row: str, column: str, unit: str) -> str:
+    found = pairing.differences[row, column]
+    if found is None:
+        return pairing.reasons[row, column] or NOTHING
+    numbers = [value for value in (found.mean, found.low, found.high) if value is not None]
+    mean, *ends = [f"{value:+.{1 if unit == '%' else 3}f}" for value in numbers]
+    interval = f" [{', '.join(ends)}]" if ends else ""
+    return f"{mean}{interval}, {found.better}/{found.worse} of {found.clients}"
 
 
 def _number(value: float, unit: str, digits: int) -> str:

@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from experiments.attack_cell import run_attack
+from experiments.golden import IN_CELL, fingerprints
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import HyperFLError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots
 from hyperfl_flwr.launch.node_numbers import check_given_nodes, suitable_for_reduction
 from hyperfl_flwr.models.provenance import find_sources, use_weights
@@ -73,6 +76,7 @@ def problem_of(document: dict[str, Any], on_note: Callable[[str], None]) -> str:
             if document["attack"]:
                 folder = Path(config.output)
                 run_attack(config.model_copy(update={"output": ""}), document["attack"], folder)
+                _write_fingerprints(folder, config.flat() | document["attack"])
                 return ""
             if config.num_nodes == "auto":
                 # With means, any number gives the same results; a robust rule has a node for each client.
@@ -80,13 +84,19 @@ def problem_of(document: dict[str, Any], on_note: Callable[[str], None]) -> str:
             else:
                 num_nodes = config.num_nodes
                 check_given_nodes(config, num_nodes)
-            run(InProcessGrid(app, num_nodes, config.flat(), {"simulated": True}), config)
+            folder = run(InProcessGrid(app, num_nodes, config.flat(), {"simulated": True}), config)
+            _write_fingerprints(folder, config.flat())
     except HyperFLError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - a failure must not stop the next run
         traceback.print_exc()
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def _write_fingerprints(folder: Path, settings: dict[str, Scalar]) -> None:
+    """Write the fingerprints of the code that has run a cell to the cell's folder, for its record."""
+    write_atomically(folder / IN_CELL, json.dumps(fingerprints(settings)).encode())
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from statistics import NormalDist
 
+import numpy as np
+
 CONFIDENCE = 0.95
 
 Interval = tuple[float, float]
@@ -47,6 +49,46 @@ def of_mean(mean: float, deviation: float, number: int) -> Interval | None:
     if number < 2:
         return None
     margin = float(stdtrit(number - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(number)
+    return mean - margin, mean + margin
+
+
+def of_crossed_means(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return intervals of means over clients and seeds: what other clients of the same kind and other seeds would give.
+
+    Clients of one federation are trained together: what a seed changes, it changes for all of them. If they counted as
+    independent, the interval would be far too narrow, however many clients there are. Here clients and seeds are two
+    crossed samples. The variance of the mean is the sum of those of the means of the clients and of the seeds
+    (two-way clusters; Cameron, Gelbach and Miller, 2011). The part that both contain is not subtracted: what varies
+    between single pairs counts twice, and the variance is on average not too small. Its degrees of freedom are
+    Satterthwaite's (1946). A bootstrap would resample two or three seeds, which are too few.
+
+    With one seed this is `of_mean` over the clients, which does not cover other seeds. With normal effects the
+    intervals cover 94 to 98 % of the means where clients or single pairs vary most. Where seeds vary most, they cover
+    88 % with two seeds, 92 % with three and 94 % with five (`tests/numerics/test_crossed_intervals.py`).
+
+    Args:
+        values: [..., S, C], for S seeds and C clients; NaN where a client has no value with a seed. Clients may have
+            one seed each, where every seed divides the data anew; the interval is then too wide.
+
+    Returns:
+        The lower and upper ends, [...]; NaN with fewer than two clients.
+    """
+    from scipy.special import stdtrit  # only where it is used: every process that trains imports this package
+
+    known = ~np.isnan(values)
+    number = known.sum((-2, -1))
+    mean = np.nansum(values, (-2, -1)) / number
+    residuals = np.where(known, values - mean[..., None, None], 0.0)
+    variances, freedoms = [], []
+    for axis in (-2, -1):  # sums over the seeds: clusters of one client each; then those of one seed each
+        clusters = known.any(axis).sum(-1)
+        freedoms.append(clusters - 1)
+        scale = clusters / np.maximum(freedoms[-1], 1)  # one cluster has no residual
+        variances.append(scale * (residuals.sum(axis) ** 2).sum(-1) / number**2)
+    variance = variances[0] + variances[1]
+    parts = sum(part**2 / np.maximum(freedom, 1) for part, freedom in zip(variances, freedoms, strict=True))
+    freedom = np.where(parts > 0, variance**2 / np.where(parts > 0, parts, 1.0), 1.0)
+    margin = np.where(freedoms[0] > 0, stdtrit(freedom, (1 + CONFIDENCE) / 2) * np.sqrt(variance), np.nan)
     return mean - margin, mean + margin
 
 

@@ -17,7 +17,8 @@ from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import Task, task_of
 from hyperfl_flwr.methods import METHODS, method_sections
-from hyperfl_flwr.results.differences import Client, Difference, Spread, numbers_of
+from hyperfl_flwr.results.differences import Client, Difference, Scores, Spread, numbers_of, scores_of
+from hyperfl_flwr.results.same_clients import differing, division_of
 from hyperfl_flwr.runs.run_directory import has_secure_sums, read_manifest, settings_of
 from hyperfl_flwr.runs.run_sources import method_of
 from hyperfl_flwr.runs.summary import fall_text, majority_text, summarise
@@ -231,27 +232,19 @@ def _numbers(runs: Sequence[Run], task: Task) -> dict[str, Spread]:
     return {name: Spread.of([run.summary[name] for run in runs]) for name in numbers_of(task)}
 
 
-def _scores(runs: Sequence[Run], task: Task) -> dict[Client, float]:
-    """Return each client's personalized score, the mean over the runs that have it."""
-    found: dict[Client, list[float]] = {}
+def _scores(runs: Sequence[Run], task: Task) -> Scores:
+    """Return each client's personalized score with each seed, the mean over the runs that have it."""
+    found: dict[tuple[Scalar, Client], list[float]] = {}
     for run in runs:
-        for client, score in enumerate(run.summary[task.key("test_accuracy_per_client")] or ()):
-            if score is not None:
-                found.setdefault((run.settings["data.seed"], client), []).append(score)
-    return {client: statistics.fmean(scores) for client, scores in found.items()}
+        seeds = run.settings["seed"], run.settings["data.seed"]
+        for place, score in scores_of(run.summary, task.key("test_accuracy"), *seeds).items():
+            found.setdefault(place, []).append(score)
+    return {place: statistics.fmean(scores) for place, scores in found.items()}
 
 
 def _have_same_clients(runs: Sequence[Run]) -> bool:
     """Return whether runs with equal seeds of the data have the same clients with the same test data."""
-
-    def clients_of(run: Run) -> tuple[object, ...]:
-        chosen = {key: value for key, value in run.settings.items() if key.startswith("data.") and key not in SEEDS}
-        if run.settings["early-stopping"] or run.settings["keep"] == "best":
-            # Validation data that decide about rounds do not replace the test data.
-            chosen["data.validation-fraction"] = 0.0
-        return run.settings["dataset"], run.settings["num-clients"], sorted(chosen.items()), run.manifest.get("data")
-
-    return all(clients_of(run) == clients_of(runs[0]) for run in runs)
+    return not differing([division_of(run.settings, run.manifest) for run in runs])
 
 
 def _answer(group: Group, task: Task) -> str:
@@ -287,9 +280,10 @@ def _notes(groups: Sequence[Group], reference: Group) -> list[str]:
         notes.append("Numbers of single clients are not known of runs with secure sums; their clients are not paired.")
     elif any(group.difference is None for group in groups if group is not reference):
         notes.append("Clients are paired only where two groups divide the same data in the same way.")
-    fewest = min(len(group.runs) for group in groups)
-    if fewest == 1:
-        notes.append("The intervals are over clients. Groups of one run say nothing about other seeds.")
+    if any(group.difference is not None and group.difference.seeds == 1 for group in groups):
+        notes.append(
+            "Intervals of one seed, or between rows with different seeds, are over clients, and not over other seeds."
+        )
     commits = {str(run.manifest["code"]["commit"]) for run in runs}
     if len(commits) > 1:
         notes.append(f"The runs are of {len(commits)} commits of this project.")

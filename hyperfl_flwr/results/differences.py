@@ -3,13 +3,19 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import Task
-from hyperfl_flwr.metrics.intervals import of_mean
+from hyperfl_flwr.metrics.intervals import Interval, of_crossed_means
 
 Client = tuple[Scalar, int]
 """Seed of the data's division, and the client's number in it."""
+
+Scores = Mapping[tuple[Scalar, Client], float]
+"""Numbers of single clients, by the run's seed and the client."""
 
 
 def numbers_of(task: Task) -> list[str]:
@@ -43,40 +49,82 @@ class Spread:
         )
 
 
+def scores_of(summary: Mapping[str, Any], metric: str, seed: Scalar, data_seed: Scalar) -> Scores:
+    """Return a number of each client of a run that has one; nothing if summary.json has no list of them.
+
+    Args:
+        summary: Contents of summary.json.
+        metric: Name in it of the mean over the clients; the list is `METRIC_per_client`.
+        seed: The run's seed.
+        data_seed: Seed of the data's division.
+    """
+    values = summary.get(f"{metric}_per_client") or ()
+    return {(seed, (data_seed, client)): value for client, value in enumerate(values) if value is not None}
+
+
+def interval_of(scores: Scores) -> Interval | None:
+    """Return the 95 % interval of the mean over clients and seeds, see `of_crossed_means`; None with one client."""
+    seeds, clients = (dict.fromkeys(place[part] for place in scores) for part in (0, 1))
+    rows, columns = ({name: place for place, name in enumerate(names)} for names in (seeds, clients))
+    values = np.full((len(rows), len(columns)), np.nan)
+    for (seed, client), score in scores.items():
+        values[rows[seed], columns[client]] = score
+    if len(columns) < 2:  # a single client has no spread
+        return None
+    low, high = map(float, of_crossed_means(values))
+    return low, high
+
+
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Personalized scores of a group's clients minus those of the same clients in the reference group.
+    """Scores of a group's clients minus those of the same clients in the reference group.
+
+    If both groups have the same seeds, each pair is of one client and one seed, and the interval covers other clients
+    and other seeds (`of_crossed_means`). Otherwise a pair is of the client's means over the seeds of each group, and
+    the interval covers other clients only.
 
     Attributes:
-        mean: Mean over the clients, of the task's main score.
-        low: Lower end of the 95 % interval of the mean (Student's t over the clients); None with one client.
+        mean: Mean over the pairs, in the unit of the scores.
+        low: Lower end of the 95 % interval of the mean; None with one client.
         high: Upper end of the interval.
         clients: Number of clients that are in both groups.
-        better: Number of clients with a higher score than in the reference group.
-        worse: Number of clients with a lower score.
+        seeds: Number of seeds that the interval is over; 1 if it does not cover other seeds.
+        better: Number of clients of which the mean over the seeds is higher than in the reference group.
+        worse: Number of clients of which it is lower.
     """
 
     mean: float
     low: float | None
     high: float | None
     clients: int
+    seeds: int
     better: int
     worse: int
 
     @classmethod
-    def of(cls, ours: Mapping[Client, float], reference: Mapping[Client, float]) -> "Difference | None":
+    def of(cls, ours: Scores, reference: Scores) -> "Difference | None":
         """Return the difference between two groups; None if they have no client in common."""
-        found = [score - reference[client] for client, score in ours.items() if client in reference]
+        if {(seed, client[0]) for seed, client in ours} != {(seed, client[0]) for seed, client in reference}:
+            ours, reference = means_over_seeds(ours), means_over_seeds(reference)
+        found = {pair: score - reference[pair] for pair, score in ours.items() if pair in reference}
         if not found:
             return None
-        mean = statistics.fmean(found)
-        interval = of_mean(mean, statistics.stdev(found), len(found)) if len(found) > 1 else None
-        low, high = interval or (None, None)
+        of_clients = means_over_seeds(found).values()
+        low, high = interval_of(found) or (None, None)
         return cls(
-            mean=mean,
+            mean=statistics.fmean(found.values()),
             low=low,
             high=high,
-            clients=len(found),
-            better=sum(value > 0 for value in found),
-            worse=sum(value < 0 for value in found),
+            clients=len(of_clients),
+            seeds=len({seed for seed, _ in found}),
+            better=sum(value > 0 for value in of_clients),
+            worse=sum(value < 0 for value in of_clients),
         )
+
+
+def means_over_seeds(scores: Scores) -> dict[tuple[Scalar, Client], float]:
+    """Return each client's mean over the seeds, as of a single one."""
+    found: dict[Client, list[float]] = {}
+    for (_, client), score in scores.items():
+        found.setdefault(client, []).append(score)
+    return {("", client): statistics.fmean(values) for client, values in found.items()}

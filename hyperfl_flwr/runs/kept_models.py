@@ -18,6 +18,7 @@ class KeptModels:
         means: The line with the means over the clients; empty if there is none yet.
         aggregate: The same of the global state.
         rows: The lines about each client.
+        aggregate_rows: The lines about each client with the global state.
     """
 
     kind: str
@@ -25,6 +26,7 @@ class KeptModels:
     means: Record
     aggregate: Record
     rows: Sequence[Record]
+    aggregate_rows: Sequence[Record]
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], records: Sequence[Record], last: int) -> Self:
@@ -42,30 +44,41 @@ class KeptModels:
 
         is_best = settings.get("keep") == "best" and bool(newest("kept"))  # until the end, it is not known
         kind, lines = ("kept", "client-kept") if is_best else ("personalized", "client")
+        aggregate = best_record(records, "aggregate") if is_best and chooses_state(settings) else newest("aggregate")
+
+        def rows(kind: str, of_round: int | None) -> list[Record]:
+            return [record for record in records if record["kind"] == kind and record["round"] == of_round]
+
         return cls(
             kind=kind,
             lines=lines,
             means=newest("kept" if is_best else "train"),
-            aggregate=best_record(records, "aggregate") if is_best and chooses_state(settings) else newest("aggregate"),
-            rows=[record for record in records if record["kind"] == lines and record["round"] == last],
+            aggregate=aggregate,
+            rows=rows(lines, last),
+            aggregate_rows=rows("client-aggregate", aggregate.get("round")),
         )
 
     def clients(self, num_clients: int) -> "ClientNumbers":
-        """Return the numbers of each client of a run."""
-        return ClientNumbers(self, num_clients)
+        """Return the numbers of each client's model of a run."""
+        return ClientNumbers(self.kind, self.rows, num_clients)
+
+    def clients_with_state(self, num_clients: int) -> "ClientNumbers":
+        """Return the numbers of each client of a run with the global state."""
+        return ClientNumbers("aggregate", self.aggregate_rows, num_clients)
 
 
 class ClientNumbers:
-    """The numbers of each client's kept model.
+    """The numbers of each client with a kept model.
 
     Args:
-        kept: Records of the models.
+        kind: Kind of the models.
+        rows: The lines about each client.
         num_clients: Number of clients of the run.
     """
 
-    def __init__(self, kept: KeptModels, num_clients: int) -> None:
-        self._kind, self._clients = kept.kind, range(num_clients)
-        self._found = {record["client"]: record for record in kept.rows}
+    def __init__(self, kind: str, rows: Sequence[Record], num_clients: int) -> None:
+        self._kind, self._clients = kind, range(num_clients)
+        self._found = {record["client"]: record for record in rows}
 
     def numbers(self, name: str, *, of_kind: bool = True) -> list[float | None]:
         """Return a number of each client; None for a client that failed, or has none.

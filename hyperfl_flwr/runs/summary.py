@@ -25,7 +25,8 @@ NOT_KNOWN = "not known: sums are secure"
 OF_SINGLE_CLIENTS = frozenset(
     {
         "test_accuracy_worst", "test_accuracy_worst_decile", "test_accuracy_std", "test_accuracy_interval",
-        "test_accuracy_per_client", "test_examples_per_client", "test_majority_share", "test_auc", "test_auc_aggregate",
+        "test_accuracy_per_client", "test_accuracy_aggregate_per_client", "test_examples_per_client",
+        "test_majority_share", "test_auc", "test_auc_aggregate",
     }
 )  # fmt: skip
 """Numbers of a summary that are None in a run with secure sums; deviation and interval only in one of few clients."""
@@ -48,11 +49,10 @@ def summarise(path: Path) -> dict[str, Any]:
         (`test_r2`). Accuracies are shares in [0, 1], over the clients' own test data; `test_accuracy`
         is the mean over all clients after their local training in the last round, `test_accuracy_aggregate` that of the
         final global state with the clients' private parts. With `keep = best` both are of the best models by validation
-        data. A client without a number (it failed in the last round, or
-        was not drawn) is None in the list and left out of the mean; `test_accuracy_num_clients` is the number of
-        clients with one. `*_sem` is the standard error of a mean over drawn clients, None over all;
-        `test_accuracy_interval` is the 95 % interval over clients of the same kind. With secure sums, the lists and the
-        numbers of `OF_SINGLE_CLIENTS` are None.
+        data. A client without a number (it failed in the last round, or was not drawn) is None in the list and left out
+        of the mean; `test_accuracy_num_clients` is the number of clients with one. `*_sem` is the standard error of a
+        mean over drawn clients, None over all; `test_accuracy_interval` is the 95 % interval over clients of the same
+        kind. With secure sums, the lists and the numbers of `OF_SINGLE_CLIENTS` are None.
 
     Raises:
         RunDirectoryError: If the folder is not a run folder.
@@ -70,6 +70,7 @@ def summarise(path: Path) -> dict[str, Any]:
     is_secure = has_secure_sums(manifest)
     kept = KeptModels.of(settings, records, last)
     clients = None if is_secure else kept.clients(settings["num-clients"])
+    with_state = kept.clients_with_state(settings["num-clients"]) if kept.aggregate_rows else None
     personalized, aggregate = f"{kept.kind}_{task.score}", f"aggregate_{task.score}"
     own = _Spread.of(clients.numbers(task.score)) if clients else _Spread.opened(kept.means, personalized)
     evaluation = kept.aggregate
@@ -92,6 +93,7 @@ def summarise(path: Path) -> dict[str, Any]:
         "test_accuracy_std": own.std,
         "test_accuracy_interval": own.interval,
         "test_accuracy_per_client": own.per_client,
+        "test_accuracy_aggregate_per_client": with_state.numbers(task.score) if with_state else None,
         "test_examples_per_client": clients.numbers("test_examples", of_kind=False) if clients else None,
         "test_accuracy_num_clients": own.num_clients,
         "test_majority_share": rounds[-1].get("majority_share"),

@@ -12,6 +12,7 @@ from scipy.stats import ttest_rel
 
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.launch.contract.base import Federate
+from hyperfl_flwr.metrics.intervals import of_crossed_means
 from hyperfl_flwr.results.compare import Comparison, Group, compare
 from hyperfl_flwr.results.comparison_page import row_headers, rows_of, score_headers, score_rows, write_comparison
 from hyperfl_flwr.results.differences import Difference
@@ -23,7 +24,7 @@ def accuracies(*runs: Path) -> np.ndarray:
 
 
 def test_groups_differ_in_settings_and_not_in_seeds(federate: Federate) -> None:
-    """The interval is that of a paired t-test over the clients, of which each has its mean over the seeds."""
+    """The clients are paired with each seed; with one seed the interval is that of a paired t-test over the clients."""
     alone = [federate("local", seed=seed) for seed in (0, 1)]
     shared = [federate("fedavg", seed=seed) for seed in (0, 1)]
     found = compare([alone[0], shared[0], shared[1], alone[1]])
@@ -36,14 +37,27 @@ def test_groups_differ_in_settings_and_not_in_seeds(federate: Federate) -> None:
     assert spread.deviation == pytest.approx(ours.mean(1).std(ddof=1))
     difference = found.groups[1].difference
     assert difference is not None
-    test = ttest_rel(ours.mean(0), reference.mean(0)).confidence_interval(0.95)
+    low, high = map(float, of_crossed_means(ours - reference))
     assert difference.mean == pytest.approx(ours.mean() - reference.mean())
-    assert (difference.low, difference.high) == (pytest.approx(test.low), pytest.approx(test.high))
-    assert difference.clients == 5
+    assert (difference.low, difference.high) == (pytest.approx(low), pytest.approx(high))
+    assert (difference.clients, difference.seeds) == (5, 2)
     assert difference.better == (ours.mean(0) > reference.mean(0)).sum()
     assert difference.worse == (ours.mean(0) < reference.mean(0)).sum()
     assert list(found.differing) == ["method", "learning-rate"]  # each method has its own rate
     assert "seed" not in found.differing
+    assert not any("one seed" in note for note in found.notes)
+    # Without common seeds, each client's means over the seeds are paired.
+    for runs, ours, reference in (
+        ([alone[0], shared[0]], accuracies(shared[0]), accuracies(alone[0])),
+        ([alone[0], *shared], accuracies(*shared), accuracies(alone[0])),
+    ):
+        found = compare(runs)
+        difference = found.groups[1].difference
+        assert difference is not None
+        test = ttest_rel(ours.mean(0), reference.mean(0)).confidence_interval(0.95)
+        assert (difference.low, difference.high) == (pytest.approx(test.low), pytest.approx(test.high))
+        assert (difference.clients, difference.seeds) == (5, 1)
+        assert any("one seed" in note for note in found.notes)
 
 
 def test_a_label_has_the_settings_that_distinguish_groups_of_a_method(federate: Federate) -> None:
@@ -99,10 +113,10 @@ def answer(difference: Difference | None, found: Comparison) -> str:
 def test_the_answer_depends_on_the_interval(federate: Federate) -> None:
     """It is yes or no only if the interval is on one side of zero; a single client allows none."""
     found = compare([federate("local"), federate("fedavg")])
-    reference = {(0, client): 0.5 for client in range(4)}
+    reference = {(0, (0, client)): 0.5 for client in range(4)}
 
     def difference(*accuracies: float) -> Difference | None:
-        return Difference.of({(0, client): value for client, value in enumerate(accuracies)}, reference)
+        return Difference.of({(0, (0, client)): value for client, value in enumerate(accuracies)}, reference)
 
     assert answer(difference(0.6, 0.62, 0.6, 0.58), found) == (
         "fedavg: yes, 10.0 points above training alone "
@@ -159,7 +173,7 @@ def test_what_cannot_be_compared_is_refused(federate: Federate, tmp_path: Path) 
 
 
 def test_a_difference_of_equal_clients_is_zero() -> None:
-    same = {(0, client): 0.25 for client in range(3)}
+    same = {(0, (0, client)): 0.25 for client in range(3)}
     found = Difference.of(same, same)
-    assert found == Difference(mean=0.0, low=0.0, high=0.0, clients=3, better=0, worse=0)
+    assert found == Difference(mean=0.0, low=0.0, high=0.0, clients=3, seeds=1, better=0, worse=0)
     assert not math.isnan(found.mean)

@@ -6,11 +6,13 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from typer.testing import CliRunner
 
 from experiments.collect import collect
+from experiments.golden import fingerprints
 from experiments.records import Records, find_records, read_records, record, restore, shipped_records, stale_cells
 from experiments.runner import StudyManifest, is_finished, read_study_manifest
 from experiments.study import load_study
@@ -69,7 +71,11 @@ def test_records_keep_the_means_over_the_clients(folder: Path, tmp_path: Path) -
     summaries = [
         json.loads((cell.folder(path) / "summary.json").read_text()) for path in (folder, tmp_path / "restored")
     ]
+    lists = [{key: summary.pop(key) for key in list(summary) if key.endswith("_per_client")} for summary in summaries]
     assert summaries[0] == summaries[1]
+    assert {"test_accuracy_per_client", "test_accuracy_aggregate_per_client"} <= set(lists[0])
+    for key, values in lists[0].items():
+        assert lists[1][key] == pytest.approx(values, rel=1e-5)
 
 
 def test_a_run_replaces_the_record_of_its_cell(folder: Path, tmp_path: Path) -> None:
@@ -101,6 +107,27 @@ def test_a_record_of_other_settings_is_stale(folder: Path, tmp_path: Path) -> No
         cells={("gone", "fashion-mnist-20", 0): records.cells[places[0]]},
     )  # fmt: skip
     assert stale_cells(STUDY, unknown) == {("gone", "fashion-mnist-20", 0): "the study has no such cell"}
+
+
+def test_a_record_of_code_that_has_changed_since_is_stale(folder: Path, tmp_path: Path) -> None:
+    """A record has the fingerprints of the code that ran the cell, and needs those of the method and its noise."""
+    file = tmp_path / "records.jsonl"
+    record(STUDY, folder, file)
+    records = read_records(file)
+    place = ("fedavg", "fashion-mnist-20", 0)
+    assert records.cells[place]["golden"] == {"fedavg": fingerprints({"method": "fedavg"})["fedavg"]}
+    assert stale_cells(STUDY, records) == {}
+    for golden, reason in (
+        ({"fedavg": "0" * 12}, "the golden run of fedavg has other numbers by now"),
+        ({}, "no golden run of fedavg is recorded"),
+    ):
+        changed = {**records.cells, place: {**records.cells[place], "golden": golden}}
+        other = Records(study_manifest=records.study_manifest, bases=records.bases, cells=changed)
+        assert stale_cells(STUDY, other) == {place: reason}
+        assert place not in stale_cells(STUDY, records)
+    noisy = {"method": "fedavg", "dp.epsilon": 4.0, "privacy.unit": "none", "attack.name": "ig"}
+    assert set(fingerprints(noisy)) == {"fedavg", "fedavg with noisy steps", "ig"}
+    assert fingerprints({"method": "mine:METHOD"}) == {}
 
 
 def test_files_of_something_else_are_refused(folder: Path, tmp_path: Path) -> None:
@@ -137,20 +164,43 @@ def test_the_commands(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert table_of(made) == table_of(folder)
 
 
-@pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="needs a checkout of the project")
-def test_the_pages_have_the_numbers_of_the_records() -> None:
-    """A picture has the hash of the records that it was drawn from."""
+in_a_checkout = pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="needs a checkout of the project")
+
+
+def generate_results() -> ModuleType:
+    """Return the module of `make results`."""
     specification = importlib.util.spec_from_file_location("generate_results", ROOT / "scripts" / "generate_results.py")
     assert specification is not None
     assert specification.loader is not None
     generator = importlib.util.module_from_spec(specification)
     sys.modules[specification.name] = generator  # its dataclasses look it up
     specification.loader.exec_module(generator)
+    return generator
+
+
+@in_a_checkout
+def test_the_pages_mark_what_is_out_of_date(tmp_path: Path) -> None:
+    """The row of a method of which the golden numbers have changed since has the mark, and no other row."""
+    text, fingerprint = find_records("table-4").read_text(), fingerprints({"method": "hyperfl"})["hyperfl"]
+    (tmp_path / "changed.jsonl").write_text(text.replace(fingerprint, "0" * 12))
+    generator = generate_results()
+    lines = [
+        generator.Table(records=str(file), column="fashion-mnist", numbers=generator.SECONDS).lines()
+        for file in (find_records("table-4"), tmp_path / "changed.jsonl")
+    ]
+    changed = [other for one, other in zip(*lines, strict=True) if one != other]
+    assert len(changed) == 1
+    assert changed[0].startswith("| HyperFL (out of date) |")
+
+
+@in_a_checkout
+def test_the_pages_have_the_numbers_of_the_records() -> None:
+    """A picture has the hash of the records that it was drawn from."""
+    generator = generate_results()
     assert generator.TABLES
     for name in generator.TABLES:
         text = (ROOT / "docs" / name).read_text()
         assert text == generator.page_text(name), f"{name} is old; run `make results`"
-        assert "(out of date)" not in text
     for name, figure in generator.FIGURES.items():
         picture = ROOT / "docs" / "pictures" / name
         assert picture.with_suffix(".sha256").read_text() == f"{figure.fingerprint()}\n", f"{name} is old"

@@ -7,6 +7,7 @@ import shutil
 import statistics
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -19,6 +20,7 @@ from experiments.tables import comma_separated, latex, markdown, write_tables
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.metrics.intervals import of_crossed_means
 from hyperfl_flwr.runs.run_directory import read_manifest
 
 QUICK = StudyManifest(study="table-1", quick=True, changes={})
@@ -199,7 +201,11 @@ def test_tables_hold_our_numbers_and_the_papers(finished):
     ours = accuracies(finished, "hyperfl")
     assert list(entry.values) == ours
     assert (entry.mean, entry.deviation) == (statistics.mean(ours), statistics.stdev(ours))
-    text = f"{entry.mean:.1f} ± {entry.deviation:.1f} (2) / 88.28"
+    files = sorted(finished.glob("hyperfl/*/seed-*/summary.json"))
+    of_clients = [json.loads(file.read_text())["test_accuracy_per_client"] for file in files]
+    low, high = of_crossed_means(100 * np.array(of_clients).mean(0, keepdims=True))
+    assert entry.interval == (pytest.approx(low), pytest.approx(high))
+    text = f"{entry.mean:.1f} ± {entry.deviation:.1f} (2) [{low:.1f}, {high:.1f}] / 88.28"
     page = markdown(collected)
     assert "digits for Fashion-MNIST, 20" in page
     assert text in page
@@ -208,6 +214,7 @@ def test_tables_hold_our_numbers_and_the_papers(finished):
     assert text.replace("±", r"$\pm$") in latex(collected)
     rows = list(csv.DictReader(comma_separated(collected).splitlines()))
     (row,) = [row for row in rows if (row["row"], row["column"]) == ("hyperfl", "fashion-mnist-20")]
+    assert (float(row["low"]), float(row["high"])) == (pytest.approx(low, rel=1e-5), pytest.approx(high, rel=1e-5))
     assert (float(row["mean"]), row["n"], row["paper"]) == (pytest.approx(entry.mean, rel=1e-5), "2", "88.28")
     assert [path.name for path in write_tables(collected, finished)] == ["table.md", "table.csv", "table.tex"]
 

@@ -1,0 +1,70 @@
+"""Recognise results of code that has changed since: fingerprints of golden numbers.
+
+`experiments/expected/golden.json` has the numbers that short runs compute with this version's code, one run for each
+method, and some for what else determines results: partitions, noise, attacks. Tests compute them again and allow for
+other processors and versions of torch. The file changes only where results are meant to change. A record has the
+fingerprints of the file that belonged to the code of its run, and is out of date if they are no longer those of the
+file. Nothing is run for that: the last digits of another machine would differ.
+
+There is no golden run for the larger networks and for data sets, for `membership`, which trains federations of methods
+that have one, and for `ig-prior`, which needs a second data set.
+"""
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.study import FOLDER
+from hyperfl_flwr.core.setting_types import Scalar
+
+FILE = FOLDER / "expected" / "golden.json"
+"""The golden numbers: `defaults`, the settings of all runs, and `runs`, by name `where` and `numbers`."""
+
+IN_CELL = "golden.json"
+"""Name of the file, in a cell's folder, with the fingerprints of the code that ran it."""
+
+
+@functools.cache
+def _runs() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(FILE.read_text())["runs"]
+    return found
+
+
+def fingerprint(numbers: Mapping[str, Any]) -> str:
+    """Return the start of the SHA-256 of a golden run's numbers."""
+    return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def fingerprints(settings: Mapping[str, Scalar]) -> dict[str, str]:
+    """Return the fingerprint of each golden run that stands for a cell, by the run's name.
+
+    Args:
+        settings: The cell's settings, with those of its attack. No run stands for a method of the user's own, whose
+            source the manifest has.
+    """
+    return {name: fingerprint(run["numbers"]) for name, run in _runs().items() if _stands_for(run["where"], settings)}
+
+
+def _stands_for(where: Mapping[str, Any], settings: Mapping[str, Scalar]) -> bool:
+    return all(
+        settings.get(key) != value["not"] if isinstance(value, dict) else settings.get(key) == value
+        for key, value in where.items()
+    )
+
+
+def changes(settings: Mapping[str, Scalar], recorded: Mapping[str, str]) -> list[str]:
+    """Return why a record's numbers may not be those of the current code; empty if they are.
+
+    Args:
+        settings: The cell's settings.
+        recorded: The record's fingerprints.
+    """
+    return [
+        f"the golden run of {name} has other numbers by now"
+        if name in recorded
+        else f"no golden run of {name} is recorded"
+        for name, current in fingerprints(settings).items()
+        if recorded.get(name) != current
+    ]

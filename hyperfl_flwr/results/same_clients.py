@@ -1,0 +1,41 @@
+"""Tell whether runs have the same clients with the same test data: only then can their scores be paired."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hyperfl_flwr.core.setting_types import Scalar
+
+NOT_DIVIDING = frozenset({"data.seed", "data.augmentation", "data.normalisation"})
+"""Settings `data.*` that change neither the clients of a seed of the data nor their test samples."""
+
+NOT_KNOWN = "not recorded"
+"""Value of what a manifest of an earlier version lacks; it is equal to all."""
+
+Division = Mapping[str, object]
+"""What determines the clients and their test data, by the name of the setting or of the manifest's entry."""
+
+
+def division_of(settings: Mapping[str, Scalar], manifest: Mapping[str, Any]) -> Division:
+    """Return what determines the clients of a run and their test data, for a given seed of the data.
+
+    Args:
+        settings: The run's settings, with numbers in place of `auto`.
+        manifest: Its manifest, of which the entry `data` has the SHA-256 of custom data.
+    """
+    chosen = {key: value for key, value in settings.items() if key.startswith("data.") and key not in NOT_DIVIDING}
+    if settings["early-stopping"] or settings["keep"] == "best":
+        # Validation data that decide about rounds do not replace the test data.
+        chosen["data.validation-fraction"] = 0.0
+    named = {key: settings[key] for key in ("dataset", "num-clients")}
+    return {**named, **chosen, "the data's description in manifest.json": manifest.get("data", NOT_KNOWN)}
+
+
+def differing(divisions: Sequence[Division]) -> dict[str, list[object]]:
+    """Return what differs between divisions, with the value of each; nothing if the clients are the same."""
+    names = dict.fromkeys(name for division in divisions for name in division)
+    found = {name: [division.get(name) for division in divisions] for name in names}
+    return {
+        name: values
+        for name, values in found.items()
+        if any(value != other for value in values for other in values if NOT_KNOWN not in (value, other))
+    }
