@@ -165,8 +165,8 @@ def sentence(document: Mapping[str, Any], view: str) -> str:
     return (
         f"{VIEWS[view][0].upper()}{VIEWS[view][1:]}, {f'{barely}estimates' if is_known else 'does not estimate'} the "
         f"share of class {document['class']} in {whose}. {ATTACKS[name].title.capitalize()} has R² "
-        f"{number_text(found[name]['r2'])} and is {errors[0]} points off on average, guessing the mean {errors[1]}; R² of "
-        f"the control with permuted shares is {number_text(found['permuted']['r2'])}.{told}{silence}"
+        f"{number_text(found[name]['r2'])} and is {errors[0]} points off on average, guessing the mean {errors[1]}; R² "
+        f"of the control with permuted shares is {number_text(found['permuted']['r2'])}.{told}{silence}"
     )
 
 
