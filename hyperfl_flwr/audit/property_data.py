@@ -128,11 +128,16 @@ def _samples(
     largest = next((number for number in range(int(sizes.sum()), 0, -1) if fits(number)), 0)
     given = config.data.train_samples
     samples = largest if given == "auto" else given
+    if largest < LEAST_SAMPLES:
+        raise ConfigError(
+            f"each client needs at least {LEAST_SAMPLES} training samples, but half of the training data has "
+            f"{largest} for each of {config.num_clients} clients, with up to {100 * largest_share:g} % of one class; "
+            f"lower num-clients, or take a larger data set"
+        )
     if not LEAST_SAMPLES <= samples <= largest:
         raise ConfigError(
-            f"{config.num_clients} clients can have {LEAST_SAMPLES} to {largest} training samples each with a class of "
-            f"up to {100 * largest_share:g} %, got data.train-samples = {given}; a federation's clients share no "
-            f"sample, and have half of the data set's training part"
+            f"data.train-samples must be {LEAST_SAMPLES} to {largest} for {config.num_clients} clients that share half "
+            f"of the data set's training part, with up to {100 * largest_share:g} % of one class; got {given}"
         )
     return samples
 

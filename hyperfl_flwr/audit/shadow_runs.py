@@ -203,7 +203,7 @@ def play_some(
         with _quiet():
             run(InProcessGrid(app, num_nodes, config.flat(), {"simulated": True}), config, plots=False)
         if game.records_uploads:
-            _check_failures(work / "run", number)
+            check_failures(work / "run", number)
         observed = game.observed(work / "run", resolved(config), data)
         write_arrays(_file(folder, number), observed, {"federation": number}, mode=0o600)
         shutil.rmtree(work)
@@ -221,7 +221,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _check_failures(run: Path, number: int) -> None:
+def check_failures(run: Path, number: int) -> None:
     """Check that every client has trained in every round.
 
     Raises:
