@@ -29,23 +29,39 @@ class View:
 
     Attributes:
         features: Features [M, c, F] of each array.
+        shares: The true share of the class [M, c].
+        singles: Features [M, N, F] of the single clients of shadow federations, which the attackers train themselves,
+            if the view shows sums; else empty.
+        single_shares: The true shares [M, N] of these clients, or [M, 0].
         gradients: Gradients [M, c, R, K] of the classifier's bias in R rounds; None if the classifier is not sent.
         softmax: Softmax [M, c, R, K, K] of its classes.
-        shares: The true share of the class [M, c].
         label: The class.
         seed: Seed of the control's permutations.
     """
 
     features: Mapping[str, NDArray[np.float32]]
+    shares: Shares
+    singles: Mapping[str, NDArray[np.float32]]
+    single_shares: Shares
     gradients: Shares | None
     softmax: Shares | None
-    shares: Shares
     label: int
     seed: int
 
-    def rows(self, federations: Numbers) -> dict[str, NDArray[np.float32]]:
+    def attacked(self, federations: Numbers) -> dict[str, NDArray[np.float32]]:
         """Return the features of some federations, their rows one after the other."""
         return {name: np.concatenate(values[federations]) for name, values in self.features.items()}
+
+    def shadows(self, federations: Numbers) -> tuple[dict[str, NDArray[np.float32]], Shares, Numbers]:
+        """Return features, shares and federation of all rows to learn from, those of single clients among them."""
+        features = {
+            name: np.concatenate([values, self.singles[name]], axis=1)[federations] if self.singles
+            else values[federations]
+            for name, values in self.features.items()
+        }  # fmt: skip
+        shares = np.concatenate([self.shares, self.single_shares], axis=1)[federations]
+        numbers = np.repeat(federations, shares.shape[1])
+        return {name: np.concatenate(values) for name, values in features.items()}, shares.ravel(), numbers
 
 
 def views_in(config: RunConfig, observed: Sequence[Arrays], shares: Shares, label: int) -> dict[str, View]:
@@ -67,15 +83,21 @@ def _view(name: str, stacked: Arrays, shares: Shares, label: int, seed: int) -> 
     biases = {} if name == "model" else {key: stacked[key] for key in ("bias", "softmax") if key in stacked}
     if name == "upload":
         found, biases = ({key: values[:, :, :1] for key, values in each.items()} for each in (found, biases))
+    features = {key: values.reshape(*values.shape[:2], -1) for key, values in found.items()}
+    singles: dict[str, NDArray[np.float32]] = {}
+    single_shares = shares[:, :0]
     if name in SHARED:
-        found, biases = ({key: values.mean(axis=1, keepdims=True) for key, values in each.items()}
-                         for each in (found, biases))  # fmt: skip
+        singles, single_shares = features, shares
+        features, biases = ({key: values.mean(axis=1, keepdims=True) for key, values in each.items()}
+                            for each in (features, biases))  # fmt: skip
         shares = shares.mean(axis=1, keepdims=True)
     return View(
-        features={key: values.reshape(*values.shape[:2], -1) for key, values in found.items()},
+        features=features,
+        shares=shares,
+        singles=singles,
+        single_shares=single_shares,
         gradients=biases.get("bias"),
         softmax=biases.get("softmax"),
-        shares=shares,
         label=label,
         seed=seed,
     )
@@ -92,25 +114,28 @@ def by_bias(view: View, shadows: Numbers, attacked: Numbers) -> Shares:
 
 def by_regression(view: View, shadows: Numbers, attacked: Numbers) -> Shares:
     """Return the estimated shares [m, c, 1] by regression on the shadows."""
-    return _regression(view, view.shares[shadows].reshape(-1, 1), shadows, attacked)
+    features, shares, federations = view.shadows(shadows)
+    found = shadow_shares.estimates(features, shares[:, None], federations, view.attacked(attacked))
+    return _shares(found, attacked)
 
 
 def permuted(view: View, shadows: Numbers, attacked: Numbers) -> Shares:
     """Return the same [m, c, t] with the shadows' shares in t random orders, from which nothing can be learned."""
+    features, shares, federations = view.shadows(shadows)
     rng = numpy_generator(view.seed, "property", "permuted", int(attacked[0] % 2))
-    shares = np.repeat(view.shares[shadows].reshape(-1, 1), PERMUTATIONS, axis=1)
-    return _regression(view, rng.permuted(shares, axis=0), shadows, attacked)
+    orders = rng.permuted(np.repeat(shares[:, None], PERMUTATIONS, axis=1), axis=0)
+    return _shares(shadow_shares.estimates(features, orders, federations, view.attacked(attacked)), attacked)
 
 
 def prior(view: View, shadows: Numbers, attacked: Numbers) -> Shares:
     """Return the shadows' mean share for everyone [m, c, 1]."""
-    return np.full((len(attacked), view.shares.shape[1], 1), view.shares[shadows].mean())
+    _, shares, _ = view.shadows(shadows)
+    return np.full((len(attacked), view.shares.shape[1], 1), shares.mean())
 
 
-def _regression(view: View, shares: Shares, shadows: Numbers, attacked: Numbers) -> Shares:
-    rows = view.shares.shape[1]
-    found = shadow_shares.estimates(view.rows(shadows), shares, np.repeat(shadows, rows), view.rows(attacked))
-    return np.clip(found.reshape(len(attacked), rows, -1), 0.0, 1.0)
+def _shares(found: Shares, attacked: Numbers) -> Shares:
+    """Return estimates [m c, t], one attacked federation after the other, as shares [m, c, t] in [0, 1]."""
+    return np.clip(found.reshape(len(attacked), -1, found.shape[1]), 0.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

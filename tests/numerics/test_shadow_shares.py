@@ -98,7 +98,26 @@ def planted(signal: float, federations: int = 24, clients: int = 4) -> View:
     shares = rng.integers(0, 16, size=(federations, clients)) / 25
     features = {name: rng.normal(size=(federations, clients, 50)).astype(np.float32) for name in ("a", "b", "c")}
     features["b"] += (signal * shares[..., None] * np.sign(rng.normal(size=50))).astype(np.float32)
-    return View(features=features, gradients=None, softmax=None, shares=shares, label=0, seed=0)
+    return View(
+        features=features, shares=shares, singles={}, single_shares=shares[:, :0], gradients=None, softmax=None,
+        label=0, seed=0,
+    )  # fmt: skip
+
+
+def test_sums_are_estimated_with_the_single_uploads_of_shadow_federations() -> None:
+    """Four sums alone would not do: the array has 50 features."""
+    single = planted(3.0, federations=8)
+    summed = View(
+        features={name: values.mean(axis=1, keepdims=True) for name, values in single.features.items()},
+        shares=single.shares.mean(axis=1, keepdims=True), singles=single.features, single_shares=single.shares,
+        gradients=None, softmax=None, label=0, seed=0,
+    )  # fmt: skip
+    features, shares, federations = summed.shadows(np.array([1, 3]))
+    assert features["a"].shape == (10, 50)
+    np.testing.assert_array_equal(federations, [1] * 5 + [3] * 5)
+    np.testing.assert_allclose(shares[:5], [single.shares[1].mean(), *single.shares[1]])
+    np.testing.assert_allclose(features["b"][0], features["b"][1:5].mean(axis=0), rtol=1e-5)
+    assert np.abs(estimated(summed, ATTACKS["regression"], np.arange(8))[..., 0] - summed.shares).max() < 0.05
 
 
 def test_a_share_that_an_array_depends_on_is_found_and_one_that_none_does_is_not() -> None:
