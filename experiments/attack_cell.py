@@ -20,6 +20,7 @@ from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.property_game import PropertyGame
 from hyperfl_flwr.audit.property_report import write_report as write_property_report
 from hyperfl_flwr.audit.report import measure, write_audit
+from hyperfl_flwr.audit.property_views import ACCURACIES
 from hyperfl_flwr.audit.shadow_membership import MembershipGame
 from hyperfl_flwr.audit.shadow_report import write_report as write_membership_report
 from hyperfl_flwr.audit.shadow_results import RATES
@@ -179,7 +180,7 @@ def _property(config: RunConfig, cell: AttackedCell, folder: Path) -> dict[str, 
     )
     open_game(game, folder / "game")
     document = write_property_report(game, play(game, folder / "game"), folder)
-    numbers: dict[str, Any] = {"test_accuracy": document["test_accuracy"]}
+    numbers: dict[str, Any] = {name: document[name] for name in ACCURACIES}
     for view, attacks in document["views"].items():
         for attack, found in attacks.items():
             for number, estimate in found.items():

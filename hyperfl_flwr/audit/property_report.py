@@ -85,5 +85,6 @@ def _facts(document: Mapping[str, Any]) -> str:
         f"{counted(document['federations'], 'federation')} of {counted(document['clients'], 'client')} with "
         f"{document['samples_per_client']} training samples each, of which 0 to {100 * document['largest_share']:g} % "
         f"are of class {document['class']}. What leaves a client: {METHODS[document['method']].sends}. Mean test "
-        f"accuracy of the clients' models: {percent(document['test_accuracy'])}."
+        f"accuracy of the clients' models: {percent(document['test_accuracy'])}, of those that they receive: "
+        f"{percent(document['test_accuracy_aggregate'])}."
     )

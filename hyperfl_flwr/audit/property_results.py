@@ -14,7 +14,7 @@ import numpy as np
 from hyperfl_flwr.audit.property_attacks import ATTACKS, CONTROLS, ShareAttack, View, estimated, views_in
 from hyperfl_flwr.audit.property_data import Shares
 from hyperfl_flwr.audit.property_game import PropertyGame
-from hyperfl_flwr.audit.property_views import SHARED, VIEWS
+from hyperfl_flwr.audit.property_views import ACCURACIES, SHARED, VIEWS
 from hyperfl_flwr.audit.shadow_runs import Arrays
 from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.data.sample_format import title_of
@@ -127,7 +127,7 @@ def measure(
         "federations": game.federations,
         "clients": game.config.num_clients,
         "samples_per_client": data.samples,
-        "test_accuracy": float(np.mean([arrays["accuracy"] for arrays in observed])),
+        **{name: float(np.mean([arrays[name] for arrays in observed])) for name in ACCURACIES},
         "views": {
             view: {name: each.numbers(threshold) for name, each in attacks.items()} for view, attacks in found.items()
         },

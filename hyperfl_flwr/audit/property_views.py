@@ -46,6 +46,9 @@ VIEWS = {
 SHARED = ("sum",)
 """Views that show all clients of a federation together, and not a single one."""
 
+ACCURACIES = ("test_accuracy", "test_accuracy_aggregate")
+"""Numbers of summary.json: mean accuracies of the clients' personalized models, and of those that they receive."""
+
 _BIAS = "model/classifier.bias"
 
 
@@ -71,11 +74,11 @@ def observed(run: Path, config: RunConfig, data: GameData) -> Arrays:
     Returns:
         Features of uploads [N, R, L] as `upload/ARRAY`, and of exported models [N, L] as `model/ARRAY`. If the whole
         model is sent, the gradients [N, R, K] of the classifier's `bias` and the `softmax` [N, R, K, K] of its classes,
-        see `hyperfl_flwr.attacks.bias_shares`. The mean `accuracy` of the clients' models on test samples.
+        see `hyperfl_flwr.attacks.bias_shares`. The numbers `ACCURACIES`.
     """
     clients = range(config.num_clients)
     summary = json.loads((run / "summary.json").read_text())
-    found: dict[str, NDArray[np.floating]] = {"accuracy": np.array(summary["test_accuracy"], np.float64)}
+    found: dict[str, NDArray[np.floating]] = {name: np.array(summary[name], np.float64) for name in ACCURACIES}
     models = [sketch({name: value.numpy() for name, value in model_of_run(run, client).tensors.items()})
               for client in clients]  # fmt: skip
     found |= _stacked("model", models)
