@@ -19,8 +19,8 @@ from hyperfl_flwr.audit.audit import audit, local_epochs_setting, make_target
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.property_game import PropertyGame
 from hyperfl_flwr.audit.property_report import write_report as write_property_report
-from hyperfl_flwr.audit.report import measure, write_audit
 from hyperfl_flwr.audit.property_views import ACCURACIES
+from hyperfl_flwr.audit.report import measure, write_audit
 from hyperfl_flwr.audit.shadow_membership import MembershipGame
 from hyperfl_flwr.audit.shadow_report import write_report as write_membership_report
 from hyperfl_flwr.audit.shadow_results import RATES
