@@ -168,8 +168,7 @@ def _entries(
         (row.name, column.name): Entry(
             values=values.get((row.name, column.name), ()),
             paper=paper.get((row.name, column.name)),
-            missing=row.missing
-            or column.missing
+            missing=row.why_missing(column)
             or failed.get((row.run, column.run), "")
             or ("" if (row.name, column.name) in values else unknown.get((row.name, column.name), "")),
             is_best=(row.name, column.name) in best,

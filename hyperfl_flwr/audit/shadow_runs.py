@@ -25,6 +25,7 @@ from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import read_arrays, write_arrays, write_atomically
 from hyperfl_flwr.core.tasks import CLASSIFICATION
+from hyperfl_flwr.launch.node_numbers import suitable_for_reduction
 from hyperfl_flwr.models.provenance import find_sources, use_weights
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
@@ -72,6 +73,7 @@ class ShadowGame:
             samples: File of the federation's samples.
             output: Folder of its run.
         """
+        sees_uploads = {"server", "client"} & set(views_of(self.config)) and not self.config.secagg.enabled
         return RunConfig.from_flat(
             {
                 **self.config.flat(),
@@ -86,9 +88,8 @@ class ShadowGame:
                 "fraction-train": 1.0,
                 "early-stopping": 0,
                 "keep": "last",
-                "audit.clients": "all" if {"server", "client"} & set(views_of(self.config)) else "",
+                "audit.clients": "all" if sees_uploads else "",
                 "audit.rounds": "all",
-                "secagg.enabled": False,  # single uploads are recorded; with secure sums see the view `client`
                 "threads": 1 if self.config.threads == "auto" else self.config.threads,
             }
         )
@@ -170,8 +171,9 @@ def play_some(
         work.mkdir(mode=0o700)
         write_samples(data, drawn, number, work / "samples.npz")
         config = game.of_federation(data, work / "samples.npz", work / "run")
-        # With a robust rule each node counts as one, and is one client as in `hyperfl run`.
-        num_nodes = config.num_clients if config.robust.is_robust else 1
+        # A robust rule and secure sums are about nodes, each of which is one client as in `hyperfl run`.
+        is_of_nodes = config.robust.is_robust or config.secagg.enabled
+        num_nodes = suitable_for_reduction(config, config.num_clients if is_of_nodes else 1)
         with _quiet():
             run(InProcessGrid(app, num_nodes, config.flat(), {"simulated": True}), config, plots=False)
         _write(folder, number, work / "run", resolved(config), data)
