@@ -50,7 +50,8 @@ class Line:
 
     def why_missing(self, column: "Line") -> str:
         """Return the reason why this row cannot be run in a column; empty if it can."""
-        return self.missing or column.missing or self.missing_on.get(column.run, "")
+        own = self.missing_on.get(column.name) or self.missing_on.get(column.run, "")
+        return self.missing or column.missing or own
 
 
 def of_method(settings: Mapping[str, Scalar], lines: Sequence[Line]) -> Settings:
