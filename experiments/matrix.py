@@ -76,7 +76,7 @@ def members(view: str) -> Callable[[Summaries], str]:
         area, low, high = (summary[f"{view}_{best}_auc{end}"] for end in ("", "_low", "_high"))
         verdict = "not recognised" if low <= GUESSING else "barely" if area < BARELY else "**recognised**"
         control = summary[f"{view}_control_auc"]
-        return f"{verdict}: {area:.2f} ({low:.2f} to {high:.2f}) [{control:.2f}], {best}"
+        return f"{verdict}: {area:.3f} ({low:.3f} to {high:.3f}) [{control:.3f}], {best}"
 
     return text
 
