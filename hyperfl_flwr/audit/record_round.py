@@ -22,9 +22,9 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
-from hyperfl_flwr.launch.node_numbers import suitable_for_reduction
 from hyperfl_flwr.models.provenance import use_weights
 from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.secure_sums.thresholds import MOST_NODES
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 from hyperfl_flwr.runs.observation import Arrays, Observation, observation_path, opening_path
 from hyperfl_flwr.runs.run_data import require_classes, require_dataset
@@ -171,8 +171,8 @@ def record_round(
     """
     config = target.config
     secure = secure_context(config)
-    # With secure sums each node is one client, as far as a sum may have so many nodes.
-    num_nodes = suitable_for_reduction(config, config.num_clients) if secure else 1
+    # With secure sums each node is one client, as far as a sum can have so many nodes.
+    num_nodes = min(config.num_clients, MOST_NODES) if secure else 1
     grid = InProcessGrid(app, num_nodes, config.flat(), {"simulated": True})
     federation = handshake(grid, config.hosted_clients, config.node_timeout, secure.session if secure else "")
     experiment = read_manifest(target.trained)["experiment"] if target.trained else EXPERIMENT

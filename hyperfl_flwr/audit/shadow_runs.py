@@ -25,8 +25,8 @@ from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import read_arrays, write_arrays, write_atomically
 from hyperfl_flwr.core.tasks import CLASSIFICATION
-from hyperfl_flwr.launch.node_numbers import suitable_for_reduction
 from hyperfl_flwr.models.provenance import find_sources, use_weights
+from hyperfl_flwr.protocol.secure_sums.thresholds import MOST_NODES
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 DESCRIPTION = "game.json"
@@ -172,8 +172,9 @@ def play_some(
         write_samples(data, drawn, number, work / "samples.npz")
         config = game.of_federation(data, work / "samples.npz", work / "run")
         # A robust rule and secure sums are about nodes, each of which is one client as in `hyperfl run`.
-        is_of_nodes = config.robust.is_robust or config.secagg.enabled
-        num_nodes = suitable_for_reduction(config, config.num_clients if is_of_nodes else 1)
+        num_nodes = config.num_clients if config.robust.is_robust or config.secagg.enabled else 1
+        if config.secagg.enabled:
+            num_nodes = min(num_nodes, MOST_NODES)
         with _quiet():
             run(InProcessGrid(app, num_nodes, config.flat(), {"simulated": True}), config, plots=False)
         _write(folder, number, work / "run", resolved(config), data)
