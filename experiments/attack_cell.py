@@ -1,7 +1,8 @@
 """Run an attack as a cell of a study.
 
 It records and attacks a round, optionally after some rounds of training. With `attack.name = "membership"` it trains
-the federations of a membership game instead, and attacks their models; with "property" those of a property game.
+the federations of a membership game instead, and attacks their models; with "property" those of a property game. With
+`secagg.enabled` the server has what it opens, with the nodes' noise if there is any.
 """
 
 import json
@@ -50,7 +51,7 @@ class AttackedCell(BaseModel):
     """The settings `attack.*` of a cell.
 
     Attributes:
-        name: Name of the attack.
+        name: Name of the attack, or of several, separated by commas, of which the strongest counts.
         num_images: Total number of private images.
         samples: Number of private images per client; 0 for the batch size.
         iterations: Number of iterations of the optimisation; 0 for the attack's default.
@@ -100,19 +101,28 @@ class AttackedCell(BaseModel):
         except ValidationError as error:
             known = [str(field.alias) for field in cls.model_fields.values()]
             raise ConfigError(explain(error.errors(), known)) from None
-        if found.name not in (names := (*ATTACKS, *GAMES)):
-            raise ConfigError(f"attack.name must be one of {', '.join(names)}, got {found.name!r}")
+        names = [*ATTACKS, *GAMES]
+        if found.name not in GAMES and (unknown := [name for name in found.names if name not in ATTACKS]):
+            raise ConfigError(
+                f"attack.name must be one of {', '.join(names)}, or several attacks with commas between them; got "
+                f"{unknown[0]!r}"
+            )
         return found
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the attacks."""
+        return self.name.split(",")
 
     def options(self) -> Options:
         """Return the options of `hyperfl_flwr.audit.audit`."""
         return Options(
-            attacks=[self.name],
+            attacks=self.names,
             num_images=self.num_images,
             samples=self.samples or None,
             labels_known=self.labels_known,
             summed=self.summed,
-            cheating=ATTACKS[self.name].forge is not None,
+            cheating=ATTACKS[self.names[0]].forge is not None,
             iterations=self.iterations or None,
             total_variation=self.total_variation or None,
             prior=self.prior,
@@ -153,7 +163,12 @@ def _attacked_round(config: RunConfig, cell: AttackedCell, folder: Path) -> dict
     lpips = Lpips(Path(cell.lpips_weights), resolve_device(config.device)) if cell.lpips_weights else None
     findings = audit(target, cell.options())
     write_audit(target, findings, folder, lpips)
-    return _summary(measure(target, findings, lpips), cell.name)
+    document = measure(target, findings, lpips)
+    numbers = {name: _numbers(document, name) for name in cell.names}
+    strongest = max(cell.names, key=lambda name: _strength(numbers[name]))
+    seconds = sum(found["attack_seconds"] for found in numbers.values())
+    others = {"attacks": numbers} if len(numbers) > 1 else {}
+    return numbers[strongest] | {"attack_seconds": seconds, "strongest": strongest} | others
 
 
 def _membership(config: RunConfig, cell: AttackedCell, folder: Path) -> dict[str, Any]:
@@ -202,15 +217,20 @@ def _train(config: RunConfig, cell: AttackedCell, folder: Path) -> Path:
     If the attack follows clients over the rounds, the server's observations of them are recorded.
     """
     rounds: dict[str, Any] = {"num_rounds": cell.rounds_before, "checkpoint_every": cell.rounds_before}
-    if ATTACKS[cell.name].needs_history:
+    if any(ATTACKS[name].needs_history for name in cell.names):
         rounds["audit"] = AuditConfig(clients="all", rounds="all")
     changed = config.model_copy(update={"output": str(folder), **rounds})
     num_nodes = suitable_for_reduction(config, 1) if config.num_nodes == "auto" else config.num_nodes
     return run(InProcessGrid(app, num_nodes, changed.flat(), {"simulated": True}), changed)
 
 
-def _summary(document: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the numbers for a study's tables, by the names of docs/privacy/audit.md."""
+def _strength(numbers: Mapping[str, Any]) -> tuple[float, float]:
+    """Return what attacks on the same images are compared by: the number of images recovered, then their PSNR."""
+    return numbers.get("images_recovered", 0), numbers.get("psnr", 0.0)
+
+
+def _numbers(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return an attack's numbers for a study's tables, by the names of docs/privacy/audit.md."""
     found = document["attacks"][name]
     numbers: dict[str, Any] = {"labels_found": found["labels_found"], "attack_seconds": found["seconds"]}
     if "psnr" not in found:
@@ -223,5 +243,7 @@ def _summary(document: Mapping[str, Any], name: str) -> dict[str, Any]:
         "lpips": found["lpips"] and found["lpips"]["mean"],
         "control_psnr": max(others["psnr"]["mean"], mean_image["psnr"]["mean"]),
         "control_ssim": others["ssim"]["mean"],
+        "images_recovered": found["images_recovered"],
+        "images": len(found["psnr"]["per_image"]),
         "recovered": {"recovered": 1.0, "recovered some": 0.5, "recovered nothing": 0.0}[found["verdict"]],
     }

@@ -240,8 +240,7 @@ def _entries(
         entries[pair] = Entry(
             values=values.get(pair, ()),
             paper=paper.get(pair),
-            missing=row.missing
-            or column.missing
+            missing=row.why_missing(column)
             or ("" if reason == OUT_OF_DATE and pair in values else reason)
             or ("" if pair in values else unknown.get(pair, "")),
             is_best=pair in best,

@@ -14,7 +14,7 @@ A study is a file `experiments/studies/NAME.toml`, or one of yours; only `rows` 
     [settings]                     # settings of every run that differ from the defaults
     [quick]                        # settings of every run with --quick, applied last; `rows` and `columns` select runs
     [rows.hyperfl]                 # settings of a row; `label` is its title, `missing` the reason why it cannot be run
-    [rows.hyperfl.on.cifar10-20]   # settings of the row in one column only
+    [rows.hyperfl.on.cifar10-20]   # settings of the row in one column only, or its `missing`
     [columns.fashion-mnist-20]     # settings of a column, as for a row
     [columns.x] metric = "ssim"    # a separate number for a column; `prepare`: command that makes the file of its data
     [rows.y] run = "hyperfl"       # shows the runs of another row (or another column); the line has no settings
@@ -169,7 +169,7 @@ class Study:
         for seed in range(number):
             for column in chosen_columns:
                 for row in chosen_rows:
-                    if row.missing or column.missing:
+                    if row.why_missing(column):
                         continue
                     settings = {**self.settings, **column.settings, **row.settings, **row.on.get(column.name, {})}
                     settings |= (self.quick if quick else {}) | {"seed": seed} | dict(changes or {})

@@ -28,6 +28,7 @@ class Line:
         settings: Settings that the line changes.
         missing: Reason why it cannot be run; empty if it can.
         on: Settings that a row changes in one column only, by the column's name.
+        missing_on: Reasons why a row cannot be run in one column only, by the column's name.
         metric: Number of summary.json that a column shows instead of the study's; empty for the study's.
         way: Text that replaces `{way}` in the name of the number that a row shows.
         prepare: Command that makes the file of the column's data; empty if none is needed.
@@ -45,6 +46,12 @@ class Line:
     way: str = ""
     prepare: str = ""
     on: Mapping[str, Settings] = field(default_factory=dict)
+    missing_on: Mapping[str, str] = field(default_factory=dict)
+
+    def why_missing(self, column: "Line") -> str:
+        """Return the reason why this row cannot be run in a column; empty if it can."""
+        own = self.missing_on.get(column.name) or self.missing_on.get(column.run, "")
+        return self.missing or column.missing or own
 
 
 def of_method(settings: Mapping[str, Scalar], lines: Sequence[Line]) -> Settings:
@@ -88,9 +95,10 @@ def read_lines(tables: Mapping[str, Mapping[str, Any]]) -> list[Line]:
     for name, table in tables.items():
         words = {key: str(table.get(key, "")) for key in NON_SETTINGS}
         on = {column: flatten(settings) for column, settings in table.get("on", {}).items()}
+        missing_on = {column: str(settings.pop("missing")) for column, settings in on.items() if "missing" in settings}
         settings = flatten({key: value for key, value in table.items() if key not in (*NON_SETTINGS, "on")})
         texts = words | {"label": words["label"] or name, "run": words["run"] or name}
-        lines.append(Line(name=name, settings=settings, family=name, on=on, **texts))
+        lines.append(Line(name=name, settings=settings, family=name, on=on, missing_on=missing_on, **texts))
     owners = {line.name for line in lines if line.run == line.name}
     for line in lines:
         if line.run not in owners or (line.run != line.name and (line.settings or line.on)):

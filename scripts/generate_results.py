@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from experiments.figures.curves import draw  # noqa: E402 - after the path
+from experiments.matrix import WHAT_TO_CHOOSE, Matrix  # noqa: E402
 from experiments.records import Records, find_records, manifest_of, read_records, restore, stale_cells  # noqa: E402
 from experiments.study import Study, load_study  # noqa: E402
 
@@ -213,7 +214,7 @@ SHARE_ABOVE = {
 
 SECONDS = {"seconds per round": ("seconds_per_round", one_digit)}
 
-TABLES: Mapping[str, Mapping[str, Table]] = {
+TABLES: Mapping[str, Mapping[str, Table | Matrix]] = {
     "privacy/differential-privacy.md": {
         **{
             f"private-table-1-{column}": Table(
@@ -251,6 +252,7 @@ TABLES: Mapping[str, Mapping[str, Table]] = {
         "property-sum": Table(records="property", column="upload", numbers=OF_SUM, rows=SUMMED),
         "property-above": Table(records="property", column="upload", numbers=SHARE_ABOVE),
     },
+    "privacy/what-to-choose.md": {"what-to-choose": Matrix(records="what-to-choose", shown=WHAT_TO_CHOOSE)},
 }
 """Tables by page, below docs/, and by the name in their marks."""
 

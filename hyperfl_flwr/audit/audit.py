@@ -7,7 +7,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +50,8 @@ TEST_SAMPLES = 10
 def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path | None = None) -> AttackedRound:
     """Return the round to attack, in which every audited client holds `samples` images.
 
+    With `secagg.enabled`, the server of a round with fresh parameters opens the sum of all clients' uploads.
+
     Args:
         settings: All settings of the round; the clients' data, and without `trained` their number, are replaced.
         options: Options of the audit, with the number of images.
@@ -71,7 +73,13 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         )
     if trained is not None and number > int(settings["num-clients"]):
         raise ConfigError(f"{number} clients would be attacked, but the trained run has {settings['num-clients']} only")
-    fresh = {"num-clients": number, "data.partition": "iid", "num-rounds": 1, **_strategy(settings).only_round()}
+    opened = trained is None and bool(settings["secagg.enabled"])
+    if opened:
+        options = replace(options, summed=True)
+    records = METHODS[str(settings["method"])].uploads and not opened
+    # The noise on records is that of the whole run: the more rounds, the more noise each step needs.
+    length = {} if settings["dp.epsilon"] else {"num-rounds": 1}
+    fresh = {"num-clients": number, "data.partition": "iid", **length, **_strategy(settings).only_round()}
     attacked: dict[str, Scalar] = {
         **settings,
         **(fresh if trained is None else _numbers_of(trained, settings)),
@@ -84,9 +92,9 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         "data.global-test": False,
         "early-stopping": 0,
         "keep": "last",
-        "audit.clients": ",".join(map(str, range(number))) if METHODS[str(settings["method"])].uploads else "",
+        "audit.clients": ",".join(map(str, range(number))) if records else "",
         "audit.rounds": "all",
-        "secagg.enabled": False,  # single uploads are recorded, and summed for the attacks
+        "secagg.enabled": opened,  # else single uploads are recorded, and for `summed` added up for the attacks
         **_without("robust", "adversary"),  # what an honest client uploads does not depend on them
     }
     config = resolved(RunConfig.from_flat(attacked))
@@ -97,6 +105,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         clients=clients,
         trained=trained,
         summed=options.summed,
+        opened=opened,
         by_neighbours=options.by_neighbours,
         prior=options.prior,
         cheating=options.cheating,

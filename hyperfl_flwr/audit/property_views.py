@@ -84,7 +84,8 @@ def observed(run: Path, config: RunConfig, data: GameData) -> Arrays:
     found |= _stacked("model", models)
     if not METHODS[config.method].active_uploads(config, 1):
         return found
-    rounds = [list(observations_of(run, client, range(1, config.num_rounds + 1))) for client in clients]
+    all_rounds = range(1, config.num_rounds + 1)
+    rounds = [list(observations_of(run, config, client, all_rounds)) for client in clients]
     forms = [upload.form for upload in METHODS[config.method].uploads if upload.part in TRAINED]
     uploads = [_stacked("upload", [sketch_of_upload(each, forms[0]) for each in seen]) for seen in rounds]
     found |= {name: np.stack([each[name] for each in uploads]) for name in uploads[0]}

@@ -11,6 +11,7 @@ from torch import Tensor
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import check_run, client_of, new_strategy
 from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.app.secure_sums import secure_context
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.readout import read_out
 from hyperfl_flwr.attacks.registry import Attack
@@ -23,8 +24,9 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
 from hyperfl_flwr.models.provenance import use_weights
 from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.secure_sums.thresholds import MOST_NODES
 from hyperfl_flwr.runs.checkpoint import Checkpoints
-from hyperfl_flwr.runs.observation import Arrays, Observation, observation_path
+from hyperfl_flwr.runs.observation import Arrays, Observation, observation_path, opening_path
 from hyperfl_flwr.runs.run_data import require_classes, require_dataset
 from hyperfl_flwr.runs.run_directory import read_manifest, settings_of
 from hyperfl_flwr.runs.run_sources import method_of
@@ -50,7 +52,7 @@ class AttackedRound:
         clients: Ids of the attacked clients.
         trained: Run with the checkpoint and private state from which the round starts; None for fresh parameters.
         summed: Whether the server sees only the sum of these clients' uploads, as with secure sums.
-        opened: Whether a run with secure sums has opened that sum; otherwise it is computed from single uploads.
+        opened: Whether the server opens that sum, with secure sums; otherwise it is computed from single uploads.
         by_neighbours: Whether the end clients of a chain attack instead of the server, see
             `hyperfl_flwr.audit.neighbour_view`.
         cheating: Whether the server forges what it sends, in each attack for that attack.
@@ -158,6 +160,8 @@ def leaked_activations(target: AttackedRound, recorded: ObservationFiles) -> lis
 def record_round(target: AttackedRound, folder: Path, forged: Forged | None = None) -> ObservationFiles:
     """Run one round of a federation in this process and record what the server sees of some clients.
 
+    With secure sums that is what it opens, with the nodes' noise if there is any.
+
     Args:
         target: Round to run.
         folder: Existing folder for the observations, and for a copy of trained clients' private state.
@@ -168,10 +172,13 @@ def record_round(target: AttackedRound, folder: Path, forged: Forged | None = No
         RunFailedError: If a client fails.
     """
     config = target.config
-    grid = InProcessGrid(app, 1, config.flat(), {"simulated": True})
-    federation = handshake(grid, config.hosted_clients, config.node_timeout)
+    secure = secure_context(config)
+    # With secure sums each node is one client, as far as a sum can have so many nodes.
+    num_nodes = min(config.num_clients, MOST_NODES) if secure else 1
+    grid = InProcessGrid(app, num_nodes, config.flat(), {"simulated": True})
+    federation = handshake(grid, config.hosted_clients, config.node_timeout, secure.session if secure else "")
     experiment = read_manifest(target.trained)["experiment"] if target.trained else EXPERIMENT
-    strategy = new_strategy(config, federation, experiment=experiment, run_directory=str(folder))
+    strategy = new_strategy(config, federation, experiment=experiment, run_directory=str(folder), secure=secure)
     current = target.round
     if target.trained is None:
         arrays = strategy.initial_arrays()
@@ -188,6 +195,8 @@ def record_round(target: AttackedRound, folder: Path, forged: Forged | None = No
         raise RunFailedError(f"client {failure.client} failed in the round to be attacked: {failure.reason}")
     if target.by_neighbours:
         save_next_messages(strategy.per_client_arrays([0, config.num_clients - 1]), folder)
+    if secure:
+        return OpeningFiles([opening_path(folder, current)])
     return ObservationFiles([observation_path(folder, current, client) for client in target.clients])
 
 

@@ -19,11 +19,12 @@ class MembershipGame(ShadowGame[ShadowData]):
     """A game of membership inference, see `hyperfl_flwr.audit.shadow_data`."""
 
     kind: ClassVar[str] = "membership"
+    has_secure_sums: ClassVar[bool] = True
 
     @property
     def records_uploads(self) -> bool:
-        """Whether the server or another client is among the attackers."""
-        return bool({"server", "client"} & set(views_of(self.config)))
+        """Whether the server or another client is among the attackers, and single uploads are seen."""
+        return bool({"server", "client"} & set(views_of(self.config))) and not self.config.secagg.enabled
 
     def load(self) -> ShadowData:
         """Load the samples, see `load_shadow_data`."""

@@ -18,7 +18,7 @@ from hyperfl_flwr.audit.shadow_results import (
     sentence,
 )
 from hyperfl_flwr.audit.shadow_runs import Arrays
-from hyperfl_flwr.audit.shadow_views import VIEWS
+from hyperfl_flwr.audit.shadow_views import view_title
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.methods import METHODS
@@ -45,17 +45,23 @@ def write_report(game: MembershipGame, observed: Sequence[Arrays], folder: Path)
     played = Played.of(game, observed)
     found = attack_all(game, played)
     document = measure(game, played, found)
-    curves = {view: {TITLES[name]: each.curve() for name, each in attacks.items()} for view, attacks in found.items()}
+    titles = {view: view_title(view, is_secure=game.config.secagg.enabled) for view in found}
+    curves = {
+        titles[view]: {TITLES[name]: each.curve() for name, each in attacks.items()} for view, attacks in found.items()
+    }
     resolution = 1 / document["non_members"]
     write_atomically(folder / "membership.json", (json.dumps(document, indent=2) + "\n").encode())
-    save(roc_figure({VIEWS[view]: each for view, each in curves.items()}, resolution, titled=True),
-         folder / "membership.png")  # fmt: skip
-    _write_page(document, curves, resolution, folder / "membership.html")
+    save(roc_figure(curves, resolution, titled=True), folder / "membership.png")
+    _write_page(document, titles, curves, resolution, folder / "membership.html")
     return document
 
 
 def _write_page(
-    document: Mapping[str, Any], curves: Mapping[str, Mapping[str, RocCurve]], resolution: float, file: Path
+    document: Mapping[str, Any],
+    titles: Mapping[str, str],
+    curves: Mapping[str, Mapping[str, RocCurve]],
+    resolution: float,
+    file: Path,
 ) -> None:
     heading = f"{document['method']} on {document['dataset']}: membership inference"
     views = document["views"]
@@ -68,13 +74,13 @@ def _write_page(
         ],
         names=["attacker", "attack", "AUC", *(f"true positives at {100 * rate:g} %" for rate in RATES)],
         rows=[
-            (VIEWS[view], TITLES[name], area_text(numbers["auc"]), *map(rate_text, numbers["true_positives"].values()))
+            (titles[view], TITLES[name], area_text(numbers["auc"]), *map(rate_text, numbers["true_positives"].values()))
             for view, attacks in views.items() for name, numbers in attacks.items()
         ],
         facts=_facts(document),
         needed=[(f"{100 * rate:g} %", document["non_members_needed"][f"{rate:g}"]) for rate in RATES],
         least=LEAST_FALSE_POSITIVES,
-        figures=captioned({VIEWS[view]: roc_figure({VIEWS[view]: each}, resolution) for view, each in curves.items()}),
+        figures=captioned({title: roc_figure({title: each}, resolution) for title, each in curves.items()}),
         found=Settings.of(document["settings"], default_settings(document["method"]), {}),
         circumstances_rows=[
             (name, plain(value)) for part in ("code", "hardware", "versions") for name, value in document[part].items()

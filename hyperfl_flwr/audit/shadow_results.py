@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hyperfl_flwr.attacks.shadow_scores import Confidences, likelihood_ratios, loss_scores
 from hyperfl_flwr.audit.shadow_data import Draws, draws_of
 from hyperfl_flwr.audit.shadow_membership import MembershipGame, Played
-from hyperfl_flwr.audit.shadow_views import VIEWS
+from hyperfl_flwr.audit.shadow_views import view_title
 from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.metrics import intervals, roc
@@ -185,9 +185,10 @@ def sentence(document: Mapping[str, Any], view: str) -> str:
         for rate, known in found["lira"]["true_positives"].items()
         if known
     )
+    who = view_title(view, is_secure=document["settings"]["secagg.enabled"])
     silence = "" if recognised else " A failed attack is no proof of safety."
     return (
-        f"{VIEWS[view][0].upper()}{VIEWS[view][1:]}, {verdict}. The likelihood ratio has an AUC of "
+        f"{who[0].upper()}{who[1:]}, {verdict}. The likelihood ratio has an AUC of "
         f"{area_text(found['lira']['auc'])}{rates}; the loss threshold {area_text(found['loss']['auc'])}; the control, "
         f"on samples that nobody trained on, {area_text(found['control']['auc'])}.{silence}"
     )

@@ -26,6 +26,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import read_arrays, write_arrays, write_atomically
 from hyperfl_flwr.core.tasks import CLASSIFICATION
 from hyperfl_flwr.models.provenance import find_sources, use_weights
+from hyperfl_flwr.protocol.secure_sums.thresholds import MOST_NODES
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 DESCRIPTION = "game.json"
@@ -46,11 +47,13 @@ class ShadowGame(ABC, Generic[Data]):
         settings: Settings of the federations, all but their samples, by key.
         federations: Number M of federations, even.
         kind: What the attackers infer.
+        has_secure_sums: Whether the federations have the secure sums that the settings ask for.
     """
 
     settings: Mapping[str, Scalar]
     federations: int
     kind: ClassVar[str]
+    has_secure_sums: ClassVar[bool]
 
     def __post_init__(self) -> None:
         """Check the number of federations, the task, and that all nodes are honest.
@@ -129,7 +132,7 @@ class ShadowGame(ABC, Generic[Data]):
                 "keep": "last",
                 "audit.clients": "all" if self.records_uploads else "",
                 "audit.rounds": "all",
-                "secagg.enabled": False,  # single uploads are recorded, and what secure sums leave follows from them
+                "secagg.enabled": self.config.secagg.enabled and self.has_secure_sums,
                 "threads": 1 if self.config.threads == "auto" else self.config.threads,
             }
         )
@@ -198,8 +201,10 @@ def play_some(
         work.mkdir(mode=0o700)
         game.write_samples(data, number, work / "samples.npz")
         config = game.of_federation(data, work / "samples.npz", work / "run")
-        # With a robust rule each node counts as one, and is one client as in `hyperfl run`.
-        num_nodes = config.num_clients if config.robust.is_robust else 1
+        # A robust rule and secure sums are about nodes, each of which is one client as in `hyperfl run`.
+        num_nodes = config.num_clients if config.robust.is_robust or config.secagg.enabled else 1
+        if config.secagg.enabled:
+            num_nodes = min(num_nodes, MOST_NODES)
         with _quiet():
             run(InProcessGrid(app, num_nodes, config.flat(), {"simulated": True}), config, plots=False)
         if game.records_uploads:

@@ -2,6 +2,7 @@
 
 `server`: what the client uploads in each round, which is its model after local training, or the part that it shares. Of
 HyperFL it is the extractor that the client begins a round with, read off its upload (`hyperfl_flwr.attacks.readout`).
+With secure sums it is the mean over all clients that the server opens in each round.
 `client`: what another client receives in the rounds after the first: the shared part as aggregated.
 `model`: the client's whole personalized model, as `hyperfl export` writes it.
 
@@ -27,7 +28,7 @@ from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.results.export import model_of_run
-from hyperfl_flwr.runs.observation import Observation, load_observation, observation_path
+from hyperfl_flwr.runs.observation import Observation, load_observation, load_opening, observation_path, opening_path
 
 Parameters = Mapping[str, Tensor]
 """Parameters and buffers by the names of the target network: all, or those of its extractor alone."""
@@ -39,11 +40,24 @@ VIEWS: Mapping[str, str] = {
 }
 """Attackers by name."""
 
+FROM_SUMS = "the server, from the sums that it opens in all rounds"
+"""The attacker `server` of a run with secure sums."""
+
 RIDGE = 1e-3
 """Weight of the squared norm in the attacker's linear classifier, relative to the features' mean square."""
 
 _SUPPORTED = {"model", "layers", "extractor"}
 _PREFIXES = {"model/": "", "layers/": "", "extractor/": "extractor.", "classifier/": "classifier."}
+
+
+def view_title(view: str, *, is_secure: bool) -> str:
+    """Return who attacks in a view.
+
+    Args:
+        view: Name of the view.
+        is_secure: Whether sums are secure.
+    """
+    return FROM_SUMS if is_secure and view == "server" else VIEWS[view]
 
 
 def views_of(config: RunConfig) -> list[str]:
@@ -123,7 +137,7 @@ def load_parameters(target: Target, parameters: Parameters) -> bool:
 
 def _uploads(run: Path, config: RunConfig, data: ShadowData, client: int) -> Iterator[Parameters]:
     forms: list[Form] = [upload.form for upload in METHODS[config.method].uploads if upload.part in TRAINED]
-    for observation in observations_of(run, client, range(1, config.num_rounds + 1)):
+    for observation in observations_of(run, config, client, range(1, config.num_rounds + 1)):
         if "hypernetwork/head_weight" in observation.received:
             yield read_out(observation, knowledge_of(config.of_client(client), data)).parameters
         else:
@@ -136,7 +150,7 @@ def _uploads(run: Path, config: RunConfig, data: ShadowData, client: int) -> Ite
 
 def _received(run: Path, config: RunConfig, data: ShadowData, client: int) -> Iterator[Parameters]:
     other = (client + 1) % config.num_clients
-    for observation in observations_of(run, other, range(2, config.num_rounds + 1)):
+    for observation in observations_of(run, config, other, range(2, config.num_rounds + 1)):
         yield named({key: tensor_of(value) for key, value in observation.received.items()})
 
 
@@ -149,10 +163,13 @@ _READERS: Mapping[str, Callable[[Path, RunConfig, ShadowData, int], Iterator[Par
 }  # fmt: skip
 
 
-def observations_of(run: Path, client: int, rounds: range) -> Iterator[Observation]:
-    """Yield what the server has observed of a client in some rounds of a run."""
+def observations_of(run: Path, config: RunConfig, client: int, rounds: range) -> Iterator[Observation]:
+    """Yield what the server saw of a client in some rounds of a run; with secure sums, what it opened."""
     for number in rounds:
-        yield load_observation(observation_path(run, number, client))
+        if config.secagg.enabled:
+            yield load_opening(opening_path(run, number))[0]
+        else:
+            yield load_observation(observation_path(run, number, client))
 
 
 def named(arrays: Mapping[str, Tensor]) -> Parameters:

@@ -2,17 +2,23 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from hyperfl_flwr.audit.audit import make_target
 from hyperfl_flwr.audit.chosen import chosen_attacks
-from hyperfl_flwr.audit.record_round import recorded_round, view
+from hyperfl_flwr.audit.options import Options
+from hyperfl_flwr.audit.record_round import record_round, recorded_round, view
 from hyperfl_flwr.cli.main import cli
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
-from hyperfl_flwr.launch.contract.base import Federate
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.launch.contract.base import SMALL, Federate
+from hyperfl_flwr.runs.observation import Observation
 
 SAMPLES = {"data.train-samples": 4, "batch-size": 4, "secagg.max-examples": 4}
 SECURE = SAMPLES | {"secagg.enabled": True, "audit.rounds": "1", "num-rounds": 1}
@@ -67,8 +73,51 @@ def test_a_run_that_opened_nothing_is_named(federate: Federate) -> None:
         recorded_round(run, {})
 
 
+SECURE_ROUND = default_settings() | SMALL | {
+    "method": "fedrep", "target": "mlp", "batch-size": 4, "local-epochs": 1, "secagg.enabled": True,
+    "secagg.colluding": 0,
+}  # fmt: skip
+
+
+def opened(options: Options, folder: Path, **changes: Scalar) -> Observation:
+    """Return what the server opens in a round that is run for the attack."""
+    target = make_target(SECURE_ROUND | {key.replace("__", ".").replace("_", "-"): value
+                                         for key, value in changes.items()}, options)  # fmt: skip
+    assert (target.summed, target.opened, target.config.audit.clients) == (True, True, "")
+    folder.mkdir()
+    (seen,) = view(target, record_round(target, folder)).observations
+    return seen
+
+
+def test_a_round_that_is_run_for_the_attack_has_the_settings_secure_sums(tmp_path: Path) -> None:
+    """The server opens the mean over the clients' uploads and, with noise in the sum, no more than that."""
+    options = Options(num_images=12, samples=4)
+    seen = opened(options, tmp_path / "plain")
+    plain = make_target(SECURE_ROUND | {"secagg.enabled": False}, replace(options, summed=True))
+    (tmp_path / "single").mkdir()
+    (mean,) = view(plain, record_round(plain, tmp_path / "single")).observations
+    noise = {"privacy__unit": "client", "privacy__noise": "sum", "privacy__clip_norm": 1.0}
+    noisy = opened(options, tmp_path / "noisy", **noise, privacy__noise_multiplier=3.0)
+    key = max(mean.reply, key=lambda name: mean.reply[name].size)
+    error = np.linalg.norm(seen.reply[key] - mean.reply[key])
+    assert error <= 1e-3 * np.linalg.norm(mean.reply[key] - mean.received[key])
+    # z C / N in each number of the mean of three clients, with n = G nodes.
+    spread = float(np.std(noisy.reply[key] - noisy.received[key]))
+    assert 0.8 < spread / (3.0 * 1.0 / 3) < 1.25
+
+
+def test_the_noise_on_records_is_that_of_the_whole_run() -> None:
+    """An attacked round is one of num-rounds rounds, over which a run spends its epsilon."""
+    settings = default_settings() | SMALL | {"method": "fedrep", "target": "mlp", "num-rounds": 7}
+    options = Options(num_images=4, samples=4)
+    assert make_target(settings | {"dp.epsilon": 8.0}, options).config.num_rounds == 7
+    assert make_target(settings, options).config.num_rounds == 1
+
+
 def test_labels_are_of_no_use(federate: Federate, tmp_path: Path) -> None:
     words = ["audit", "--recorded", str(secure_run(federate)), "--labels-known", "--output", str(tmp_path / "audit")]
     result = CliRunner().invoke(cli, words)
     assert "attacks on a sum use no labels" in str(result.exception)
     assert not (tmp_path / "audit").exists()
+    with pytest.raises(ConfigError, match="attacks on a sum use no labels"):
+        make_target(SECURE_ROUND, Options(num_images=12, samples=4, labels_known=True))

@@ -18,7 +18,7 @@ from hyperfl_flwr.audit.shadow_data import draws_of, load_shadow_data
 from hyperfl_flwr.audit.shadow_membership import MembershipGame
 from hyperfl_flwr.audit.shadow_results import is_recognised
 from hyperfl_flwr.audit.shadow_runs import open_game, play_some
-from hyperfl_flwr.audit.shadow_views import fit_classifier, views_of
+from hyperfl_flwr.audit.shadow_views import fit_classifier, view_title, views_of
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.core.storage import read_arrays
@@ -57,7 +57,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def game_of(method: str = "fedavg", **changes: object) -> MembershipGame:
-    given = {key.replace("_", "-"): value for key, value in changes.items()}
+    given = {key.replace("secagg_", "secagg.").replace("_", "-"): value for key, value in changes.items()}
     return MembershipGame(settings=small_settings(method=method) | OVERFITTED | given, federations=FEDERATIONS)
 
 
@@ -159,6 +159,23 @@ def test_what_the_attackers_of_a_method_have(method: str, views: tuple[str, ...]
         f"{view}/{client}": (rounds[view], 32) for view in views for client in range(2)
     }
     assert all(np.isfinite(array).all() for array in found.values())
+
+
+def test_with_secure_sums_the_server_has_what_clients_receive_next(tmp_path: Path) -> None:
+    """It opens a mean in each round, the same for all clients, and sends it in the next round; it sees no upload."""
+    game = game_of(num_clients=3, local_epochs=1, secagg_enabled=True)
+    assert game.config.secagg.enabled
+    play_some(game, tmp_path, [0])
+    found = read_arrays(tmp_path / "observed-000.npz")[0]
+    for client in range(3):
+        np.testing.assert_allclose(found[f"server/{client}"][:1], found[f"client/{client}"], rtol=1e-3, atol=1e-3)
+        assert not np.allclose(found[f"server/{client}"][0], found[f"server/{client}"][1], rtol=1e-2)
+    plain = game_of(num_clients=3, local_epochs=1)
+    (tmp_path / "plain").mkdir()
+    play_some(plain, tmp_path / "plain", [0])
+    uploads = read_arrays(tmp_path / "plain" / "observed-000.npz")[0]
+    assert not np.allclose(uploads["server/0"][0], found["server/0"][0], rtol=1e-2)
+    assert view_title("server", is_secure=True) == "the server, from the sums that it opens in all rounds"
 
 
 def test_the_attacker_s_classifier_is_ridge_regression() -> None:
