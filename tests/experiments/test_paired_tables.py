@@ -18,6 +18,7 @@ from experiments.tables import comma_separated, latex, markdown
 from experiments.worker import problem_of
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.metrics.intervals import of_crossed_means
+from hyperfl_flwr.results.differences import Difference
 
 TEXT = """
 title = "Two rows"
@@ -135,6 +136,40 @@ def test_rows_with_other_clients_are_refused(finished: Path) -> None:
         pair(found, "shifted")
     with pytest.raises(ConfigError, match=r"--against must be a row of the study, got 'fedavk'.*did you mean fedavg"):
         pair(found, "fedavk")
+
+
+def test_seeds_with_other_clients_are_refused(study: Study, finished: Path, tmp_path: Path) -> None:
+    """The clients of all seeds are compared, not only the first one's: `--mix` accepts runs of other settings."""
+    folder = Path(shutil.copytree(finished, tmp_path / "study"))
+    file = folder / "local" / COLUMN / "seed-1" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["settings"]["data.iid-fraction"] = 0.5
+    file.write_text(json.dumps(manifest))
+    found = collect(study, read_study_manifest(folder), folder, mix=True)
+    with pytest.raises(RunDirectoryError, match=r"data\.iid-fraction 0\.2 and 0\.5; choose another"):
+        pair(found, "fedavg")
+
+
+def test_numbers_without_single_clients_have_no_differences(study: Study, finished: Path, tmp_path: Path) -> None:
+    """The caption then has no interval, and the reason does not depend on whether the cells were restored."""
+    file = tmp_path / "records.jsonl"
+    record(study, finished, file)
+    restore(study, read_records(file), tmp_path / "restored")
+    for folder in (finished, tmp_path / "restored"):
+        found = collected(with_metric(study, "test_accuracy_worst"), folder)
+        page = markdown(found, pair(found, "fedavg"))
+        assert row_of(page, "local") == ["local", NO_SCORES]
+        assert "test_accuracy_worst in percentage points; after 1 rounds" in page
+        assert "interval" not in page
+
+
+def test_means_that_differ_by_rounding_are_equal() -> None:
+    """Six digits of 43/60 and 41/60, and of 39/60 and 41/60 in another seed, do not add up to a zero."""
+    ours = {(0, (0, 0)): 0.716667, (1, (0, 0)): 0.65, (0, (0, 1)): 0.5, (1, (0, 1)): 0.5}
+    reference = {(0, (0, 0)): 0.683333, (1, (0, 0)): 0.683333, (0, (0, 1)): 0.5, (1, (0, 1)): 0.483333}
+    found = Difference.of(ours, reference)
+    assert found is not None
+    assert (found.clients, found.better, found.worse) == (2, 1, 0)
 
 
 def test_a_table_of_rows_has_intervals(study: Study, finished: Path) -> None:
