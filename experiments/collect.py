@@ -3,7 +3,7 @@
 import itertools
 import json
 import statistics
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class Entry:
     Attributes:
         values: Our numbers, one per seed, in the study's unit.
         paper: The paper's number; None if it reports none.
-        missing: Reason why there are no numbers of ours; empty if there are any.
+        missing: Reason why there are no numbers of ours, or none of some seeds; empty if there are all.
         is_best: Whether the mean is the highest of the rows that a grid has made from one row.
         error: Standard error of a single seed's number; NaN if the study reports none.
         scores: The numbers of single clients by seed and client, in the study's unit; empty if they are not known.
@@ -154,7 +154,7 @@ class Collected:
 
 
 def collect(
-    study: Study, study_manifest: StudyManifest, folder: Path, *, mix: bool = False, stale: Container[Place] = ()
+    study: Study, study_manifest: StudyManifest, folder: Path, *, mix: bool = False, stale: Collection[Place] = ()
 ) -> Collected:
     """Read the finished cells of a study's folder.
 
@@ -175,7 +175,8 @@ def collect(
     reasons: dict[tuple[str, str], str] = {}
     secure: set[tuple[str, str]] = set()
     targeted: set[tuple[str, str]] = set()
-    for cell in study.cells(quick=study_manifest.quick, seeds=seeds_in(folder), changes=study_manifest.changes):
+    seeds = max(seeds_in(folder), *(seed + 1 for _, _, seed in stale), 0)
+    for cell in study.cells(quick=study_manifest.quick, seeds=seeds, changes=study_manifest.changes):
         path = cell.folder(folder)
         if not (path / "manifest.json").is_file():
             if (cell.row, cell.column, cell.seed) in stale:
@@ -242,13 +243,12 @@ def _entries(
     for row, column in itertools.product(study.rows, study.columns):
         pair, metric = (row.name, column.name), study.metric_of(row, column)
         of_pair = runs.get((row.run, column.run), ())
-        reason = reasons.get((row.run, column.run), "")
         entries[pair] = Entry(
             values=values.get(pair, ()),
             paper=paper.get(pair),
             missing=row.missing
             or column.missing
-            or ("" if reason == OUT_OF_DATE and pair in values else reason)
+            or reasons.get((row.run, column.run), "")
             or ("" if pair in values else unknown.get(pair, "")),
             is_best=pair in best,
             error=errors.get(pair, float("nan")),

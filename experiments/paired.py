@@ -41,8 +41,8 @@ class Pairing:
 
     @property
     def seeds(self) -> set[int]:
-        """Numbers of seeds that the intervals are over."""
-        return {found.seeds for found in self.differences.values() if found is not None}
+        """Numbers of seeds that the intervals are over; empty if there is no interval, as of a single client."""
+        return {found.seeds for found in self.differences.values() if found is not None and found.low is not None}
 
 
 def pair(collected: Collected, name: str) -> Pairing:

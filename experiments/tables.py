@@ -152,14 +152,12 @@ def _parts(collected: Collected) -> list[str]:
 
 
 def _paired_parts(pairing: Pairing) -> list[str]:
-    what = f"mean difference from {pairing.reference.label} of the same clients with the same seeds"
-    if not pairing.seeds:
-        return [what]
-    return [
-        what,
-        f"in brackets its 95 % interval {_over(pairing.seeds)}",
-        "then the number of clients that are better and worse",
-    ]
+    parts = [f"mean difference from {pairing.reference.label} of the same clients with the same seeds"]
+    if pairing.seeds:
+        parts.append(f"in brackets its 95 % interval {_over(pairing.seeds)}")
+    if any(pairing.differences.values()):
+        parts.append("then the number of clients that are better and worse")
+    return parts
 
 
 def _over(seeds: Collection[int]) -> str:
@@ -222,7 +220,8 @@ def _cell(entry: Entry, interval: Interval | None, unit: str) -> str:
     if entry.values:
         spread = "" if math.isnan(entry.spread) else f" ± {_number(entry.spread, unit, 1)}"
         digits = 1 if abs(entry.mean) >= 2 else 2
-        ours = f"{_number(entry.mean, unit, digits)}{spread} ({len(entry.values)})"
+        others = f"; others {entry.missing}" if entry.missing else ""
+        ours = f"{_number(entry.mean, unit, digits)}{spread} ({len(entry.values)}{others})"
         ours += f" [{', '.join(_number(end, unit, digits) for end in interval)}]" if interval else ""
         ours = f"**{ours}**" if entry.is_best else ours
     if not entry.paper:
