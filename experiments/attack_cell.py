@@ -1,12 +1,12 @@
 """Run an attack as a cell of a study.
 
 It records and attacks a round, optionally after some rounds of training. With `attack.name = "membership"` it trains
-the federations of a membership game instead, and attacks their models.
+the federations of a membership game instead, and attacks their models; with "property" those of a property game.
 """
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,14 @@ from hyperfl_flwr.app.server import run
 from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.audit.audit import audit, local_epochs_setting, make_target
 from hyperfl_flwr.audit.options import Options
+from hyperfl_flwr.audit.property_game import PropertyGame
+from hyperfl_flwr.audit.property_report import write_report as write_property_report
+from hyperfl_flwr.audit.property_views import ACCURACIES
 from hyperfl_flwr.audit.report import measure, write_audit
-from hyperfl_flwr.audit.shadow_report import write_report
+from hyperfl_flwr.audit.shadow_membership import MembershipGame
+from hyperfl_flwr.audit.shadow_report import write_report as write_membership_report
 from hyperfl_flwr.audit.shadow_results import RATES
-from hyperfl_flwr.audit.shadow_runs import ShadowGame, open_game, play
+from hyperfl_flwr.audit.shadow_runs import open_game, play
 from hyperfl_flwr.config.refusals import explain
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.sections import AuditConfig
@@ -37,8 +41,9 @@ from hyperfl_flwr.server.in_process_grid import InProcessGrid
 PREFIX = "attack."
 """Prefix of the attack's settings; the other settings of a cell are those of the attacked round."""
 
-MEMBERSHIP = "membership"
-"""Value of `attack.name` for a membership game, whose other setting is `attack.federations`."""
+MEMBERSHIP, PROPERTY = "membership", "property"
+"""Values of `attack.name` for games, whose other settings are `attack.federations`, and of a property game
+`attack.label` and `attack.largest-share`."""
 
 
 class AttackedCell(BaseModel):
@@ -58,7 +63,9 @@ class AttackedCell(BaseModel):
             data set's usual samples per client.
         epochs: Number of local epochs in the attacked round.
         batch_size: Batch size in the attacked round.
-        federations: Number of federations of a membership game, which are trained with the cell's other settings.
+        federations: Number of federations of a game, which are trained with the cell's other settings.
+        label: The class whose share is estimated in a property game.
+        largest_share: Its largest share.
     """
 
     model_config = ConfigDict(
@@ -78,6 +85,8 @@ class AttackedCell(BaseModel):
     epochs: PositiveInt = 1
     batch_size: PositiveInt = 1
     federations: PositiveInt = 16
+    label: NonNegativeInt = 0
+    largest_share: NonNegativeFloat = 0.6
 
     @classmethod
     def of(cls, settings: Mapping[str, Scalar]) -> "AttackedCell":
@@ -91,7 +100,7 @@ class AttackedCell(BaseModel):
         except ValidationError as error:
             known = [str(field.alias) for field in cls.model_fields.values()]
             raise ConfigError(explain(error.errors(), known)) from None
-        if found.name not in (names := (*ATTACKS, MEMBERSHIP)):
+        if found.name not in (names := (*ATTACKS, *GAMES)):
             raise ConfigError(f"attack.name must be one of {', '.join(names)}, got {found.name!r}")
         return found
 
@@ -126,7 +135,7 @@ def run_attack(config: RunConfig, settings: Mapping[str, Scalar], folder: Path) 
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     start = manifest.now()
-    summary = (_membership if cell.name == MEMBERSHIP else _attacked_round)(config, cell, folder)
+    summary = GAMES.get(cell.name, _attacked_round)(config, cell, folder)
     document = {
         "experiment": "", "settings": config.flat() | dict(settings), "status": "completed", "problem": "",
         "start": start, "end": manifest.now(), "code": manifest.code(), "resumed": [],
@@ -149,9 +158,9 @@ def _attacked_round(config: RunConfig, cell: AttackedCell, folder: Path) -> dict
 
 def _membership(config: RunConfig, cell: AttackedCell, folder: Path) -> dict[str, Any]:
     """Play a membership game, write its pages, and return the numbers for summary.json: `VIEW_ATTACK_NUMBER`."""
-    game = ShadowGame(settings=config.flat(), federations=cell.federations)
+    game = MembershipGame(settings=config.flat(), federations=cell.federations)
     open_game(game, folder / "game")
-    document = write_report(game, play(game, folder / "game"), folder)
+    document = write_membership_report(game, play(game, folder / "game"), folder)
     numbers: dict[str, Any] = {}
     for view, attacks in document["views"].items():
         for attack, found in attacks.items():
@@ -162,6 +171,29 @@ def _membership(config: RunConfig, cell: AttackedCell, folder: Path) -> dict[str
                 known = found["true_positives"][f"{rate:g}"]
                 numbers[f"{name}_tpr_{rate:g}"] = known and known["value"]
     return numbers
+
+
+def _property(config: RunConfig, cell: AttackedCell, folder: Path) -> dict[str, Any]:
+    """Play a property game, write its pages, and return the numbers for summary.json: `VIEW_ATTACK_NUMBER`."""
+    game = PropertyGame(
+        settings=config.flat(), federations=cell.federations, label=cell.label, largest_share=cell.largest_share
+    )
+    open_game(game, folder / "game")
+    document = write_property_report(game, play(game, folder / "game"), folder)
+    numbers: dict[str, Any] = {name: document[name] for name in ACCURACIES}
+    for view, attacks in document["views"].items():
+        for attack, found in attacks.items():
+            for number, estimate in found.items():
+                name = f"{view}_{attack}_{number}"
+                numbers[name] = estimate and estimate["value"]
+                numbers[f"{name}_low"], numbers[f"{name}_high"] = estimate["interval"] if estimate else (None, None)
+    return numbers
+
+
+GAMES: Mapping[str, Callable[[RunConfig, AttackedCell, Path], dict[str, Any]]] = {
+    MEMBERSHIP: _membership, PROPERTY: _property,
+}  # fmt: skip
+"""Functions that play games, by `attack.name`."""
 
 
 def _train(config: RunConfig, cell: AttackedCell, folder: Path) -> Path:

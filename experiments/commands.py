@@ -171,7 +171,7 @@ def figure(
         list[str] | None,
         typer.Option(
             help="Number of metrics.jsonl's `train` lines, or NUMBER@SETTING, labels, embeddings, pseudo-data, "
-            "membership, novel-divergence or novel-epsilon; repeatable."
+            "membership, property, novel-divergence or novel-epsilon; repeatable."
         ),
     ] = None,
     open_private_state: Annotated[

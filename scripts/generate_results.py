@@ -54,7 +54,7 @@ class Table:
         records: Name of the file of records.
         column: The study's column.
         numbers: For each heading the number's place and its format. A place is a key of summary.json, with a dot for a
-            key inside another one, or `settings:KEY`.
+            key inside another one, `settings:KEY`, or `interval:KEY` for a number with its 95 % interval.
         rows: The study's rows that are shown; empty for all.
         paper: Heading of a last number, the paper's; empty for none.
     """
@@ -89,6 +89,8 @@ class Table:
     def _value(self, records: Records, cells: Sequence[tuple[str, str, int]], key: str, text: Format) -> str:
         if key == "privacy.epsilon" and not any(_number(records, place, SENT) for place in cells):
             return "sends nothing"
+        if key.startswith("interval:"):
+            return _with_interval(records, cells, key.removeprefix("interval:"), text)
         found = [_number(records, place, key) for place in cells]
         known = [value for value in found if value is not None]
         if not known:
@@ -135,6 +137,15 @@ def _number(records: Records, place: tuple[str, str, int], key: str) -> float | 
     return None if value is None else float(value)
 
 
+def _with_interval(records: Records, cells: Sequence[tuple[str, str, int]], key: str, text: Format) -> str:
+    """Return a number of the only cell with its interval, such as `0.71 (0.69 to 0.73)`."""
+    (place,) = cells
+    value, low, high = (_number(records, place, key + end) for end in ("", "_low", "_high"))
+    if value is None or low is None or high is None:
+        return "none"
+    return f"{text(value)} ({text(low)} to {text(high)})"
+
+
 def _source(table: Table, study: Study, records: Records, cells: Sequence[tuple[str, str, int]]) -> str:
     manifests = [records.cells[place]["manifest"] for place in cells]
     commits = sorted({str(manifest["code"]["commit"])[:7] for manifest in manifests})
@@ -166,6 +177,40 @@ RECONSTRUCTION = {
     "best control, dB": ("control_psnr", one_digit),
 }
 
+OF_UPLOAD = {
+    "accuracy, %": ("test_accuracy", in_percent),
+    "received model, %": ("test_accuracy_aggregate", in_percent),
+    "bias gradient, R²": ("interval:upload_bias_r2", two_digits),
+    "regression, R²": ("interval:upload_regression_r2", two_digits),
+    "bias gradient, points off": ("upload_bias_error", in_percent),
+    "regression, points off": ("upload_regression_error", in_percent),
+    "mean share, points off": ("upload_prior_error", in_percent),
+    "control, R²": ("interval:upload_permuted_r2", two_digits),
+}
+
+OF_SUM = {
+    "bias gradient, R²": ("interval:sum_bias_r2", two_digits),
+    "regression, R²": ("interval:sum_regression_r2", two_digits),
+    "bias gradient, points off": ("sum_bias_error", in_percent),
+    "regression, points off": ("sum_regression_error", in_percent),
+    "mean share, points off": ("sum_prior_error", in_percent),
+    "control, R²": ("interval:sum_permuted_r2", two_digits),
+}
+
+SUMMED = (
+    "one-step", "fedavg", "fedrep", "hyperfl", "hyperfl-frozen", "fedavg-epsilon-8", "fedavg-client-0.02",
+    "fedrep-epsilon-8", "fedavg-client-0.2",
+)  # fmt: skip
+"""Rows of the study `property` in which the uploads of all clients are summed."""
+
+SHARE_ABOVE = {
+    "first upload, bias gradient": ("interval:upload_bias_auc", two_digits),
+    "first upload, regression": ("interval:upload_regression_auc", two_digits),
+    "all uploads, bias gradient": ("interval:server_bias_auc", two_digits),
+    "all uploads, regression": ("interval:server_regression_auc", two_digits),
+    "exported model, regression": ("interval:model_regression_auc", two_digits),
+}
+
 SECONDS = {"seconds per round": ("seconds_per_round", one_digit)}
 
 TABLES: Mapping[str, Mapping[str, Table]] = {
@@ -188,10 +233,31 @@ TABLES: Mapping[str, Mapping[str, Table]] = {
             for column in ("fashion-mnist", "cifar10")
         },
     },
+    "privacy/threat-model.md": {
+        "property": Table(
+            records="property",
+            column="upload",
+            numbers={
+                "first upload": ("interval:upload_regression_r2", two_digits),
+                "all uploads": ("interval:server_regression_r2", two_digits),
+                "sums": ("interval:sum_regression_r2", two_digits),
+                "exported model": ("interval:model_regression_r2", two_digits),
+            },
+            rows=("local", "fedavg", "pfedhn", "fedrep", "hyperfl", "hyperfl-frozen"),
+        ),
+    },
+    "privacy/property.md": {
+        "property-upload": Table(records="property", column="upload", numbers=OF_UPLOAD),
+        "property-sum": Table(records="property", column="upload", numbers=OF_SUM, rows=SUMMED),
+        "property-above": Table(records="property", column="upload", numbers=SHARE_ABOVE),
+    },
 }
 """Tables by page, below docs/, and by the name in their marks."""
 
-FIGURES: Mapping[str, Figure] = {"privacy-cost.png": Figure(records="client-privacy", kind="privacy-cost")}
+FIGURES: Mapping[str, Figure] = {
+    "privacy-cost.png": Figure(records="client-privacy", kind="privacy-cost"),
+    "property.png": Figure(records="property", kind="property"),
+}
 """Figures by picture, below docs/pictures/."""
 
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from experiments.figures.accuracy_bytes import draw_accuracy_bytes
-from experiments.figures.membership import draw_membership
+from experiments.figures.attackers import draw_membership, draw_property
 from experiments.figures.novel_pictures import draw_divergence, draw_epsilon
 from experiments.figures.privacy_cost import draw_privacy_cost
 from experiments.figures.results import new_figure
@@ -32,7 +32,7 @@ MARKS = 8
 
 OF_SUMMARIES = {
     "accuracy-bytes": draw_accuracy_bytes, "membership": draw_membership, "novel-divergence": draw_divergence,
-    "novel-epsilon": draw_epsilon, "privacy-cost": draw_privacy_cost,
+    "novel-epsilon": draw_epsilon, "privacy-cost": draw_privacy_cost, "property": draw_property,
 }  # fmt: skip
 """Functions that draw figures of the finished cells' results, by name."""
 
@@ -50,8 +50,8 @@ def draw(
             first seed; `embeddings`, see `experiments.figures.embeddings`; `pseudo-data`, see
             `experiments.figures.pseudo_data`; `novel-divergence` and `novel-epsilon`, see
             `experiments.figures.novel_pictures`; `privacy-cost`, see `experiments.figures.privacy_cost`;
-            `accuracy-bytes`, see `experiments.figures.accuracy_bytes`; `membership`, see
-            `experiments.figures.membership`; `NUMBER@SETTING`, a number of summary.json against a setting of the
+            `accuracy-bytes`, see `experiments.figures.accuracy_bytes`; `membership` and `property`, see
+            `experiments.figures.attackers`; `NUMBER@SETTING`, a number of summary.json against a setting of the
             columns.
         open_private_state: Whether `embeddings` may be read from the private files of simulated clients.
 

@@ -10,6 +10,7 @@ trained on either, controls are drawn, and equally many members among them in na
 would be wrong about all others, too.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,25 +35,59 @@ sample is in two, and not in two."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ShadowData:
-    """The samples of a game.
+class GameData:
+    """The samples of a game with shadow federations.
 
     Attributes:
         dataset: The data set.
-        pools: Positions [n] in its training part of the samples of each client, an even number.
         known: Positions in its test part of the attacker's own labelled samples.
-        controls: Positions in its test part of samples that nobody trains on.
     """
 
     dataset: Dataset
-    pools: tuple[IntArray, ...]
     known: IntArray
-    controls: IntArray
 
     @property
     def normalisation(self) -> str:
         """The data set's normalisation as the setting `data.normalisation`, the same for all federations."""
         return "/".join(",".join(f"{value:.9g}" for value in part) for part in (self.dataset.mean, self.dataset.std))
+
+    def attackers(self) -> tuple[Tensor, Tensor]:
+        """Return the attacker's own samples, normalised, and their labels."""
+        return self._tensors(self.dataset.test, self.known)
+
+    def write_clients(self, parts: Sequence[IntArray], path: Path) -> None:
+        """Write the samples of one federation to an `.npz` file, as `hyperfl_flwr.data.sources.npz` reads it.
+
+        Args:
+            parts: Positions in the training part of the samples of each client.
+            path: The file. Its test samples are the attacker's.
+        """
+        train, test = self.dataset.train, self.dataset.test
+        kind = "features" if train.images.ndim == 2 else "images"
+        chosen = np.concatenate(parts)
+        arrays = {
+            kind: train.images[chosen], "labels": train.labels[chosen],
+            "clients": np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
+            f"test_{kind}": test.images[self.known], "test_labels": test.labels[self.known],
+        }  # fmt: skip
+        write_npz(path, arrays, mode=0o600)
+
+    def _tensors(self, split: Split, indices: IntArray) -> tuple[Tensor, Tensor]:
+        images = normalised(split.scaled(indices), self.dataset.mean, self.dataset.std)
+        return images, torch.tensor(split.labels[indices])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ShadowData(GameData):
+    """The samples of a game of membership inference.
+
+    Attributes:
+        pools: Positions [n] in its training part of the samples of each client, an even number.
+        controls: Positions in its test part of samples that nobody trains on.
+    """
+
+    pools: tuple[IntArray, ...]
+    controls: IntArray
 
     def samples(self, client: int) -> tuple[Tensor, Tensor]:
         """Return a client's pool followed by the controls: normalised samples [n + c, ...] and labels [n + c]."""
@@ -61,13 +96,14 @@ class ShadowData:
         images, labels = zip(*found, strict=True)
         return torch.cat(images), torch.cat(labels)
 
-    def attackers(self) -> tuple[Tensor, Tensor]:
-        """Return the attacker's own samples, normalised, and their labels."""
-        return self._tensors(self.dataset.test, self.known)
+    def drawn(self, draws: Sequence[Draws], number: int) -> list[IntArray]:
+        """Return the positions in the training part of the samples of each client in one federation.
 
-    def _tensors(self, split: Split, indices: IntArray) -> tuple[Tensor, Tensor]:
-        images = normalised(split.scaled(indices), self.dataset.mean, self.dataset.std)
-        return images, torch.tensor(split.labels[indices])
+        Args:
+            draws: The draws of each client's pool.
+            number: Number of the federation, from 0.
+        """
+        return [pool[draws[client][number]] for client, pool in enumerate(self.pools)]
 
 
 def load_shadow_data(config: RunConfig) -> ShadowData:
@@ -132,27 +168,6 @@ def draws_of(data: ShadowData, seed: int, federations: int) -> tuple[list[Draws]
         [draw(seed, f"client-{client}", len(pool), federations) for client, pool in enumerate(data.pools)],
         [draw(seed, f"controls-{client}", len(data.controls), federations) for client in range(len(data.pools))],
     )
-
-
-def write_samples(data: ShadowData, drawn: list[Draws], number: int, path: Path) -> None:
-    """Write the samples of one federation to an `.npz` file, as `hyperfl_flwr.data.sources.npz` reads it.
-
-    Args:
-        data: The samples of the game.
-        drawn: The draws of each client's pool.
-        number: Number of the federation, from 0.
-        path: The file.
-    """
-    train, test = data.dataset.train, data.dataset.test
-    kind = "features" if train.images.ndim == 2 else "images"
-    parts = [pool[drawn[client][number]] for client, pool in enumerate(data.pools)]
-    chosen = np.concatenate(parts)
-    arrays = {
-        kind: train.images[chosen], "labels": train.labels[chosen],
-        "clients": np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
-        f"test_{kind}": test.images[data.known], "test_labels": test.labels[data.known],
-    }  # fmt: skip
-    write_npz(path, arrays, mode=0o600)
 
 
 def _even(indices: IntArray) -> IntArray:

@@ -1,10 +1,11 @@
 """Write the report of a membership game: membership.json, a picture, and a self-contained HTML page."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hyperfl_flwr.audit.shadow_membership import MembershipGame, Played
 from hyperfl_flwr.audit.shadow_results import (
     ATTACKS,
     LEAST_FALSE_POSITIVES,
@@ -16,7 +17,7 @@ from hyperfl_flwr.audit.shadow_results import (
     rate_text,
     sentence,
 )
-from hyperfl_flwr.audit.shadow_runs import Played, ShadowGame
+from hyperfl_flwr.audit.shadow_runs import Arrays
 from hyperfl_flwr.audit.shadow_views import VIEWS
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.storage import write_atomically
@@ -30,12 +31,18 @@ TITLES = {**{name: title for name, (title, _) in ATTACKS.items()}, "control": "c
 """Titles of the attacks and of the control."""
 
 
-def write_report(game: ShadowGame, played: Played, folder: Path) -> dict[str, Any]:
+def write_report(game: MembershipGame, observed: Sequence[Arrays], folder: Path) -> dict[str, Any]:
     """Attack the federations of a game, and write membership.json, membership.png and membership.html to a folder.
+
+    Args:
+        game: The game.
+        observed: What the attackers hold of each federation.
+        folder: The report's folder.
 
     Returns:
         The content of membership.json.
     """
+    played = Played.of(game, observed)
     found = attack_all(game, played)
     document = measure(game, played, found)
     curves = {view: {TITLES[name]: each.curve() for name, each in attacks.items()} for view, attacks in found.items()}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hyperfl_flwr.attacks.shadow_scores import Confidences, likelihood_ratios, loss_scores
 from hyperfl_flwr.audit.shadow_data import Draws, draws_of
-from hyperfl_flwr.audit.shadow_runs import Played, ShadowGame
+from hyperfl_flwr.audit.shadow_membership import MembershipGame, Played
 from hyperfl_flwr.audit.shadow_views import VIEWS
 from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.data.sample_format import title_of
@@ -141,7 +141,7 @@ def _scored(name: str, values: Sequence[Confidences], drawn: Sequence[Draws]) ->
     )
 
 
-def attack_all(game: ShadowGame, played: Played) -> dict[str, dict[str, Outcome]]:
+def attack_all(game: MembershipGame, played: Played) -> dict[str, dict[str, Outcome]]:
     """Return the scores of each view by attack; `control` is the likelihood ratio on samples that nobody trained on."""
     pools, controls = draws_of(played.data, game.config.seed, game.federations)
     found = {}
@@ -155,7 +155,7 @@ def attack_all(game: ShadowGame, played: Played) -> dict[str, dict[str, Outcome]
     return found
 
 
-def measure(game: ShadowGame, played: Played, found: Mapping[str, Mapping[str, Outcome]]) -> dict[str, Any]:
+def measure(game: MembershipGame, played: Played, found: Mapping[str, Mapping[str, Outcome]]) -> dict[str, Any]:
     """Return the content of membership.json; docs/privacy/membership.md defines each number."""
     sizes = [len(pool) for pool in played.data.pools]
     return {

@@ -1,27 +1,27 @@
-"""Train shadow federations, and keep the confidences of their models; interrupted games continue.
+"""Train shadow federations, and keep what attackers hold of them; interrupted games continue.
 
 A federation is an ordinary run in this process, on an `.npz` file with its clients' samples. When it is complete, what
-the attackers hold of it is turned into confidences in all samples, and the run's folder is deleted.
+the attackers hold of it is written to a file, and the run's folder is deleted.
 """
 
 import contextlib
 import json
 import logging
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
 
-import numpy as np
+from numpy.typing import NDArray
 
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.server import run
-from hyperfl_flwr.attacks.shadow_scores import Confidences
-from hyperfl_flwr.audit.shadow_data import LEAST_FEDERATIONS, ShadowData, draws_of, load_shadow_data, write_samples
-from hyperfl_flwr.audit.shadow_views import confidences, views_of
+from hyperfl_flwr.audit.shadow_data import LEAST_FEDERATIONS, GameData
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import read_arrays, write_arrays, write_atomically
 from hyperfl_flwr.core.tasks import CLASSIFICATION
@@ -31,18 +31,26 @@ from hyperfl_flwr.server.in_process_grid import InProcessGrid
 DESCRIPTION = "game.json"
 """File with the settings that a game's folder was created with."""
 
+Data = TypeVar("Data", bound=GameData)
+"""The samples of a game."""
+
+Arrays = Mapping[str, NDArray[Any]]
+"""What the attackers hold of one federation, by name."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class ShadowGame:
-    """A game of membership inference, with the federations that are trained for it.
+class ShadowGame(ABC, Generic[Data]):
+    """A game of inference, with the federations that are trained for it.
 
     Attributes:
         settings: Settings of the federations, all but their samples, by key.
         federations: Number M of federations, even.
+        kind: What the attackers infer.
     """
 
     settings: Mapping[str, Scalar]
     federations: int
+    kind: ClassVar[str]
 
     def __post_init__(self) -> None:
         """Check the number of federations, the task, and that all nodes are honest.
@@ -61,10 +69,43 @@ class ShadowGame:
 
     @property
     def config(self) -> RunConfig:
-        """The settings before the samples are drawn, which decide the clients' pools."""
+        """The settings before the samples are drawn, which decide how many each client has."""
         return RunConfig.from_flat({**self.settings, "output": "", "resume": "", "data.augmentation": "none"})
 
-    def of_federation(self, data: ShadowData, samples: Path, output: Path) -> RunConfig:
+    @property
+    def description(self) -> dict[str, Any]:
+        """All that determines the game, for its folder."""
+        return {"federations": self.federations, "settings": self.config.flat()}
+
+    @property
+    @abstractmethod
+    def records_uploads(self) -> bool:
+        """Whether the attackers use what the server observes of single clients."""
+
+    @abstractmethod
+    def load(self) -> Data:
+        """Load the samples of the game.
+
+        Raises:
+            ConfigError: If the settings do not suit the game.
+            DataError: If the data set cannot be loaded, or is too small.
+        """
+
+    @abstractmethod
+    def write_samples(self, data: Data, number: int, path: Path) -> None:
+        """Write the samples of one federation, from 0, to an `.npz` file, see `GameData.write_clients`."""
+
+    @abstractmethod
+    def observed(self, run: Path, config: RunConfig, data: Data) -> Arrays:
+        """Return what the attackers hold of a federation.
+
+        Args:
+            run: Folder of its complete run.
+            config: Its settings, resolved.
+            data: The samples of the game.
+        """
+
+    def of_federation(self, data: Data, samples: Path, output: Path) -> RunConfig:
         """Return the settings of one federation.
 
         Args:
@@ -86,51 +127,39 @@ class ShadowGame:
                 "fraction-train": 1.0,
                 "early-stopping": 0,
                 "keep": "last",
-                "audit.clients": "all" if {"server", "client"} & set(views_of(self.config)) else "",
+                "audit.clients": "all" if self.records_uploads else "",
                 "audit.rounds": "all",
-                "secagg.enabled": False,  # single uploads are recorded; with secure sums see the view `client`
+                "secagg.enabled": False,  # single uploads are recorded, and what secure sums leave follows from them
                 "threads": 1 if self.config.threads == "auto" else self.config.threads,
             }
         )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Played:
-    """The confidences of all federations' models.
-
-    Attributes:
-        data: The samples of the game.
-        confidences: By view, for each client [M, q, n + c], the controls last.
-    """
-
-    data: ShadowData
-    confidences: Mapping[str, Sequence[Confidences]]
-
-
-def open_game(game: ShadowGame, folder: Path) -> None:
+def open_game(game: ShadowGame[Data], folder: Path) -> None:
     """Create a game's folder, or check that an existing one was created for the same game.
 
     Raises:
         RunDirectoryError: If the folder belongs to something else.
     """
-    document = {"federations": game.federations, "settings": game.config.flat()}
     file = folder / DESCRIPTION
     if not folder.exists() or not any(folder.iterdir()):
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, (json.dumps(document, indent=2) + "\n").encode())
+        write_atomically(file, (json.dumps(game.description, indent=2) + "\n").encode())
     elif not file.is_file():
-        raise RunDirectoryError(f"{folder} is not empty and not the folder of a membership game; choose another output")
-    elif json.loads(file.read_text()) != document:
+        raise RunDirectoryError(
+            f"{folder} is not empty and not the folder of a {game.kind} game; choose another output"
+        )
+    elif json.loads(file.read_text()) != game.description:
         raise RunDirectoryError(f"{folder} was created with other settings, see {file}; choose another output")
 
 
-def missing_federations(game: ShadowGame, folder: Path) -> list[int]:
+def missing_federations(game: ShadowGame[Data], folder: Path) -> list[int]:
     """Return the numbers of the federations that a game's folder lacks."""
     return [number for number in range(game.federations) if not _file(folder, number).is_file()]
 
 
-def play(game: ShadowGame, folder: Path, on_played: Callable[[], None] = lambda: None) -> Played:
-    """Train the federations that a game's folder lacks, and return the confidences of all.
+def play(game: ShadowGame[Data], folder: Path, on_played: Callable[[], None] = lambda: None) -> Sequence[Arrays]:
+    """Train the federations that a game's folder lacks, and return what the attackers hold of each.
 
     Args:
         game: The game.
@@ -142,13 +171,13 @@ def play(game: ShadowGame, folder: Path, on_played: Callable[[], None] = lambda:
     """
     if missing := missing_federations(game, folder):
         play_some(game, folder, missing, on_played)
-    return _read(game, folder)
+    return [read_arrays(_file(folder, number))[0] for number in range(game.federations)]
 
 
 def play_some(
-    game: ShadowGame, folder: Path, numbers: Sequence[int], on_played: Callable[[], None] = lambda: None
+    game: ShadowGame[Data], folder: Path, numbers: Sequence[int], on_played: Callable[[], None] = lambda: None
 ) -> None:
-    """Train some federations one after the other in this process, and write the confidences of each to a file.
+    """Train some federations one after the other in this process, and write what the attackers hold of each to a file.
 
     Args:
         game: The game.
@@ -161,20 +190,22 @@ def play_some(
     """
     find_sources(game.settings)
     use_weights(game.config.lpm.weights)
-    data = load_shadow_data(game.config)
-    drawn, _ = draws_of(data, game.config.seed, game.federations)
+    data = game.load()
     for number in numbers:
         work = folder / f"federation-{number:03d}"
         if work.exists():  # it was interrupted
             shutil.rmtree(work)
         work.mkdir(mode=0o700)
-        write_samples(data, drawn, number, work / "samples.npz")
+        game.write_samples(data, number, work / "samples.npz")
         config = game.of_federation(data, work / "samples.npz", work / "run")
         # With a robust rule each node counts as one, and is one client as in `hyperfl run`.
         num_nodes = config.num_clients if config.robust.is_robust else 1
         with _quiet():
             run(InProcessGrid(app, num_nodes, config.flat(), {"simulated": True}), config, plots=False)
-        _write(folder, number, work / "run", resolved(config), data)
+        if game.records_uploads:
+            check_failures(work / "run", number)
+        observed = game.observed(work / "run", resolved(config), data)
+        write_arrays(_file(folder, number), observed, {"federation": number}, mode=0o600)
         shutil.rmtree(work)
         on_played()
 
@@ -190,26 +221,19 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _write(folder: Path, number: int, path: Path, config: RunConfig, data: ShadowData) -> None:
-    arrays = {
-        f"{view}/{client}": values
-        for client in range(config.num_clients)
-        for view, values in confidences(path, config, data, client).items()
-    }
-    write_arrays(_file(folder, number), arrays, {"federation": number}, mode=0o600)
+def check_failures(run: Path, number: int) -> None:
+    """Check that every client has trained in every round.
 
-
-def _read(game: ShadowGame, folder: Path) -> Played:
-    data = load_shadow_data(game.config)
-    found = [read_arrays(_file(folder, number))[0] for number in range(game.federations)]
-    return Played(
-        data=data,
-        confidences={
-            view: [np.stack([arrays[f"{view}/{client}"] for arrays in found]) for client in range(len(data.pools))]
-            for view in views_of(game.config)
-        },
-    )
+    Raises:
+        RunFailedError: If one has failed.
+    """
+    for file in sorted((run / "failures").glob("*.txt")):
+        reason = file.read_text().splitlines()[0]
+        raise RunFailedError(
+            f"the attacks need all clients in all rounds, but in federation {number}, {file.stem.replace('-', ' ')} "
+            f"failed: {reason}; change the settings, such as a lower learning-rate"
+        )
 
 
 def _file(folder: Path, number: int) -> Path:
-    return folder / f"confidences-{number:03d}.npz"
+    return folder / f"observed-{number:03d}.npz"

@@ -20,7 +20,7 @@ from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.readout import AFTER, read_out
 from hyperfl_flwr.attacks.shadow_scores import Confidences, scaled_confidences
 from hyperfl_flwr.audit.knowledge import TRAINED, public_knowledge
-from hyperfl_flwr.audit.shadow_data import ShadowData
+from hyperfl_flwr.audit.shadow_data import GameData, ShadowData
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.method import Form
 from hyperfl_flwr.methods import METHODS
@@ -73,9 +73,9 @@ def confidences(run: Path, config: RunConfig, data: ShadowData, client: int) -> 
     for view in views_of(config):
         rows = []
         for parameters in _READERS[view](run, config, data, client):
-            has_classifier = _load(target, parameters)
-            fitted = None if has_classifier else fit_classifier(_features(target, known), known_labels, target)
-            features = _features(target, samples)
+            has_classifier = load_parameters(target, parameters)
+            fitted = None if has_classifier else fit_classifier(features_of(target, known), known_labels, target)
+            features = features_of(target, samples)
             rows.append(scaled_confidences(_logits(target, features, fitted), labels))
         found[view] = np.stack(rows)
     return found
@@ -107,11 +107,12 @@ def _logits(target: Target, features: Tensor, fitted: Tensor | None) -> Tensor:
 
 
 @torch.no_grad()
-def _features(target: Target, samples: Tensor) -> Tensor:
+def features_of(target: Target, samples: Tensor) -> Tensor:
+    """Return the features [n, F] that a network in evaluation mode extracts of samples [n, ...]."""
     return torch.cat([target.extractor(chunk) for chunk in torch.split(samples, 500)]).double()
 
 
-def _load(target: Target, parameters: Parameters) -> bool:
+def load_parameters(target: Target, parameters: Parameters) -> bool:
     """Put parameters into a network for evaluation; returns whether they include the classifier."""
     missing, _ = target.load_state_dict(dict(parameters), strict=False, assign=True)
     if lacking := [name for name in missing if name.startswith("extractor.")]:
@@ -122,21 +123,21 @@ def _load(target: Target, parameters: Parameters) -> bool:
 
 def _uploads(run: Path, config: RunConfig, data: ShadowData, client: int) -> Iterator[Parameters]:
     forms: list[Form] = [upload.form for upload in METHODS[config.method].uploads if upload.part in TRAINED]
-    for observation in _observations(run, config, client, range(1, config.num_rounds + 1)):
+    for observation in observations_of(run, client, range(1, config.num_rounds + 1)):
         if "hypernetwork/head_weight" in observation.received:
-            yield read_out(observation, _knowledge(config.of_client(client), data)).parameters
+            yield read_out(observation, knowledge_of(config.of_client(client), data)).parameters
         else:
             after = AFTER[forms[0]]
-            yield _named(
-                {key: after(_tensor(start), _tensor(observation.reply[key]))
+            yield named(
+                {key: after(tensor_of(start), tensor_of(observation.reply[key]))
                  for key, start in observation.received.items()}
             )  # fmt: skip
 
 
 def _received(run: Path, config: RunConfig, data: ShadowData, client: int) -> Iterator[Parameters]:
     other = (client + 1) % config.num_clients
-    for observation in _observations(run, config, other, range(2, config.num_rounds + 1)):
-        yield _named({key: _tensor(value) for key, value in observation.received.items()})
+    for observation in observations_of(run, other, range(2, config.num_rounds + 1)):
+        yield named({key: tensor_of(value) for key, value in observation.received.items()})
 
 
 def _exported(run: Path, config: RunConfig, data: ShadowData, client: int) -> Iterator[Parameters]:
@@ -148,12 +149,13 @@ _READERS: Mapping[str, Callable[[Path, RunConfig, ShadowData, int], Iterator[Par
 }  # fmt: skip
 
 
-def _observations(run: Path, config: RunConfig, client: int, rounds: range) -> Iterator[Observation]:
+def observations_of(run: Path, client: int, rounds: range) -> Iterator[Observation]:
+    """Yield what the server has observed of a client in some rounds of a run."""
     for number in rounds:
         yield load_observation(observation_path(run, number, client))
 
 
-def _named(arrays: Mapping[str, Tensor]) -> Parameters:
+def named(arrays: Mapping[str, Tensor]) -> Parameters:
     """Return the arrays that belong to the target network, by its names."""
     return {
         new + key[len(old) :]: value for key, value in arrays.items() for old, new in _PREFIXES.items()
@@ -161,11 +163,13 @@ def _named(arrays: Mapping[str, Tensor]) -> Parameters:
     }  # fmt: skip
 
 
-def _tensor(value: NDArray[np.float32]) -> Tensor:
+def tensor_of(value: NDArray[np.float32]) -> Tensor:
+    """Return a copy of an observed array."""
     return torch.from_numpy(np.array(value))
 
 
-def _knowledge(config: RunConfig, data: ShadowData) -> PublicKnowledge:
+def knowledge_of(config: RunConfig, data: GameData) -> PublicKnowledge:
+    """Return what everyone knows of a federation's clients, see `public_knowledge`."""
     dataset = data.dataset
     return public_knowledge(
         config, input_shape=dataset.input_shape, num_classes=dataset.num_classes, mean=dataset.mean, std=dataset.std,

@@ -10,7 +10,7 @@ SUBJECTS = {
     "Results and comparisons": ("report", "compare", "sweep", "tensorboard"),
     "Studies": ("studies", "study", "table", "figure", "record"),
     "Models": ("export", "predict", "join", "personalize"),
-    "Privacy": ("audit", "attacks", "descriptors", "membership", "ledger", "dp", "dp-audit"),
+    "Privacy": ("audit", "attacks", "descriptors", "membership", "property", "ledger", "dp", "dp-audit"),
     "Deployments": ("deploy", "image-folders"),
 }
 """Commands by subject, in the order in which they are listed."""

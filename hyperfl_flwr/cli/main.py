@@ -31,6 +31,7 @@ from hyperfl_flwr.cli.ledger import ledgers
 from hyperfl_flwr.cli.membership import memberships
 from hyperfl_flwr.cli.personalize import personal
 from hyperfl_flwr.cli.predict import predictions
+from hyperfl_flwr.cli.property import properties
 from hyperfl_flwr.cli.sample_folders import folders
 from hyperfl_flwr.cli.settings import listings
 from hyperfl_flwr.cli.tensorboard import boards
@@ -55,6 +56,7 @@ cli.add_typer(ledgers)
 cli.add_typer(budgets)
 cli.add_typer(games)
 cli.add_typer(memberships)
+cli.add_typer(properties)
 cli.add_typer(doctors)
 cli.add_typer(contracts)
 cli.add_typer(listings)

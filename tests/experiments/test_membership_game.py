@@ -14,9 +14,10 @@ from html_pages import Page
 from sklearn.linear_model import Ridge
 from typer.testing import CliRunner
 
-from hyperfl_flwr.audit.shadow_data import draws_of, load_shadow_data, write_samples
+from hyperfl_flwr.audit.shadow_data import draws_of, load_shadow_data
+from hyperfl_flwr.audit.shadow_membership import MembershipGame
 from hyperfl_flwr.audit.shadow_results import is_recognised
-from hyperfl_flwr.audit.shadow_runs import ShadowGame, open_game, play_some
+from hyperfl_flwr.audit.shadow_runs import open_game, play_some
 from hyperfl_flwr.audit.shadow_views import fit_classifier, views_of
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
@@ -55,9 +56,9 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, result.stdout
 
 
-def game_of(method: str = "fedavg", **changes: object) -> ShadowGame:
+def game_of(method: str = "fedavg", **changes: object) -> MembershipGame:
     given = {key.replace("_", "-"): value for key, value in changes.items()}
-    return ShadowGame(settings=small_settings(method=method) | OVERFITTED | given, federations=FEDERATIONS)
+    return MembershipGame(settings=small_settings(method=method) | OVERFITTED | given, federations=FEDERATIONS)
 
 
 def test_an_overfitted_model_is_recognised_and_samples_of_nobody_are_not(played: tuple[Path, str]) -> None:
@@ -88,7 +89,7 @@ def test_a_game_goes_on_where_it_was_interrupted_and_repeats_its_numbers(
 ) -> None:
     """Federations that are trained again, in two processes, give the same bits; the others are not trained again."""
     folder = Path(shutil.copytree(played[0], tmp_path / "game"))
-    files = sorted(folder.glob("confidences-*.npz"))
+    files = sorted(folder.glob("observed-*.npz"))
     before = [read_arrays(file)[0] for file in files]
     kept = [file.stat().st_mtime_ns for file in files]
     for number in (3, 4):
@@ -121,7 +122,7 @@ def test_a_federation_trains_on_its_draws_and_on_nothing_else(tmp_path: Path) ->
     """The file has the drawn samples by client; the attacker's samples and the controls are not among them."""
     data = load_shadow_data(game_of().config)
     drawn, _ = draws_of(data, 0, FEDERATIONS)
-    write_samples(data, drawn, 5, tmp_path / "samples.npz")
+    game_of().write_samples(data, 5, tmp_path / "samples.npz")
     written = load_dataset(f"npz:{tmp_path / 'samples.npz'}", None)
     for client, pool in enumerate(data.pools):
         own = written.train.clients == client
@@ -137,7 +138,7 @@ def test_the_only_client_s_upload_is_the_aggregate_and_the_exported_model(tmp_pa
     """With one client, the server sees in the last round what is exported; there is no other client."""
     game = game_of(num_clients=1)
     play_some(game, tmp_path, [0])
-    found = read_arrays(tmp_path / "confidences-000.npz")[0]
+    found = read_arrays(tmp_path / "observed-000.npz")[0]
     assert set(found) == {"server/0", "model/0"}
     assert found["server/0"].shape == (2, 32)
     np.testing.assert_allclose(found["server/0"][-1:], found["model/0"], rtol=1e-5, atol=1e-5)
@@ -152,7 +153,7 @@ def test_what_the_attackers_of_a_method_have(method: str, views: tuple[str, ...]
     game = game_of(method, target=target, local_epochs=1)
     assert tuple(views_of(game.config)) == views
     play_some(game, tmp_path, [0])
-    found = read_arrays(tmp_path / "confidences-000.npz")[0]
+    found = read_arrays(tmp_path / "observed-000.npz")[0]
     rounds = {"server": 2, "client": 1, "model": 1}
     assert {key: array.shape for key, array in found.items()} == {
         f"{view}/{client}": (rounds[view], 32) for view in views for client in range(2)
@@ -179,4 +180,4 @@ def test_unsuitable_settings_are_refused(changes: dict[str, object], reason: str
     with pytest.raises(ConfigError, match=reason):
         load_shadow_data(game_of(**changes).config)
     with pytest.raises(ConfigError, match="even and at least 8, got 9"):
-        ShadowGame(settings=game_of().settings, federations=9)
+        MembershipGame(settings=game_of().settings, federations=9)

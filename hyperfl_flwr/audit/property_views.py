@@ -1,0 +1,132 @@
+"""What an attacker who infers a property holds of a federation: features of uploads, and bias gradients.
+
+`upload`: what the client has uploaded in the first round. `server`: what it has uploaded in all rounds. `sum`: the sums
+over all clients in all rounds, which is all that a server opens with secure sums, and what other clients receive if the
+method shares one state. `model`: the client's personalized model, as `hyperfl export` writes it.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hyperfl_flwr.attacks.bias_shares import Shares, during_round, mean_softmax
+from hyperfl_flwr.attacks.knowledge import PublicKnowledge
+from hyperfl_flwr.attacks.readout import AFTER, mean_gradients
+from hyperfl_flwr.attacks.upload_sketch import Sketch, sketch, sketch_of_upload
+from hyperfl_flwr.audit.knowledge import TRAINED
+from hyperfl_flwr.audit.shadow_data import GameData
+from hyperfl_flwr.audit.shadow_runs import Arrays
+from hyperfl_flwr.audit.shadow_views import (
+    Parameters,
+    features_of,
+    knowledge_of,
+    load_parameters,
+    named,
+    observations_of,
+    tensor_of,
+)
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.models.targets import build_target
+from hyperfl_flwr.results.export import model_of_run
+from hyperfl_flwr.runs.observation import Observation
+
+VIEWS = {
+    "upload": "the server, from a client's first upload",
+    "server": "the server, from a client's uploads of all rounds",
+    "sum": "whoever has the sums of all rounds",
+    "model": "whoever holds a client's exported model",
+}
+"""Attackers by name."""
+
+SHARED = ("sum",)
+"""Views that show all clients of a federation together, and not a single one."""
+
+ACCURACIES = ("test_accuracy", "test_accuracy_aggregate")
+"""Numbers of summary.json: mean accuracies of the clients' personalized models, and of those that they receive."""
+
+_BIAS = "model/classifier.bias"
+
+
+def views_of(config: RunConfig) -> list[str]:
+    """Return the names of the views that there are with a run's settings."""
+    uploads = METHODS[config.method].active_uploads(config, 1)
+    found = []
+    if uploads:
+        found = ["upload"] + ["server"] * (config.num_rounds > 1)
+        if not any(upload.separate_start or upload.part == "kept-model" for upload in uploads):
+            found.append("sum")
+    return [*found, "model"]
+
+
+def observed(run: Path, config: RunConfig, data: GameData) -> Arrays:
+    """Return what the attackers of all views hold of a federation with N clients and R rounds.
+
+    Args:
+        run: Folder of a complete run that has recorded all clients in all rounds, if it has uploads.
+        config: Its settings, resolved.
+        data: The samples of the game.
+
+    Returns:
+        Features of uploads [N, R, L] as `upload/ARRAY`, and of exported models [N, L] as `model/ARRAY`. If the whole
+        model is sent, the gradients [N, R, K] of the classifier's `bias` and the `softmax` [N, R, K, K] of its classes,
+        see `hyperfl_flwr.attacks.bias_shares`. The numbers `ACCURACIES`.
+    """
+    clients = range(config.num_clients)
+    summary = json.loads((run / "summary.json").read_text())
+    found: dict[str, NDArray[np.floating]] = {name: np.array(summary[name], np.float64) for name in ACCURACIES}
+    models = [sketch({name: value.numpy() for name, value in model_of_run(run, client).tensors.items()})
+              for client in clients]  # fmt: skip
+    found |= _stacked("model", models)
+    if not METHODS[config.method].active_uploads(config, 1):
+        return found
+    rounds = [list(observations_of(run, client, range(1, config.num_rounds + 1))) for client in clients]
+    forms = [upload.form for upload in METHODS[config.method].uploads if upload.part in TRAINED]
+    uploads = [_stacked("upload", [sketch_of_upload(each, forms[0]) for each in seen]) for seen in rounds]
+    found |= {name: np.stack([each[name] for each in uploads]) for name in uploads[0]}
+    if (knowledge := _knowledge_of_model(config, data)) is not None and _BIAS in rounds[0][0].reply:
+        measured = _SoftmaxOfClasses(knowledge, data)
+        biases = [[_bias(each, knowledge, measured) for each in seen] for seen in rounds]
+        found["bias"] = np.array([[gradient for gradient, _ in seen] for seen in biases])
+        found["softmax"] = np.array([[softmax for _, softmax in seen] for seen in biases])
+    return found
+
+
+def _stacked(prefix: str, sketches: Sequence[Sketch]) -> dict[str, NDArray[np.float32]]:
+    return {f"{prefix}/{name}": np.stack([each[name] for each in sketches]) for name in sketches[0]}
+
+
+def _knowledge_of_model(config: RunConfig, data: GameData) -> PublicKnowledge | None:
+    """Return what the closed form needs; None if the network or the data do not suit it."""
+    try:
+        return knowledge_of(config, data)
+    except ValueError:
+        return None
+
+
+def _bias(observation: Observation, knowledge: PublicKnowledge, measured: "_SoftmaxOfClasses") -> tuple[Shares, Shares]:
+    """Return the mean gradient [K] of the classifier's bias in a round, and the softmax [K, K] during it."""
+    before = {key: tensor_of(value) for key, value in observation.received.items()}
+    after = {key: AFTER[knowledge.form](value, tensor_of(observation.reply[key])) for key, value in before.items()}
+    softmax = during_round(
+        measured(named(before)), measured(named(after)), knowledge.num_steps(observation.num_examples)
+    )
+    return mean_gradients(observation, knowledge)[_BIAS].numpy(), softmax
+
+
+class _SoftmaxOfClasses:
+    """The mean softmax of the attacker's own samples of each class, by a network's parameters."""
+
+    def __init__(self, knowledge: PublicKnowledge, data: GameData) -> None:
+        self._target = build_target(knowledge.target, knowledge.input_shape, knowledge.num_classes)
+        self._samples, self._labels = data.attackers()
+
+    @torch.no_grad()
+    def __call__(self, parameters: Parameters) -> Shares:
+        load_parameters(self._target, parameters)
+        features = features_of(self._target, self._samples)
+        return mean_softmax(self._target.classifier(features.float()), self._labels)
