@@ -3,12 +3,12 @@
 import itertools
 import json
 import statistics
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.records import RESTORED
+from experiments.restored import is_restored
 from experiments.runner import StudyManifest, differences, seeds_in
 from experiments.study import Study
 from experiments.study_axes import Expected, Line
@@ -35,7 +35,7 @@ ROUNDS_TO_TARGET = ("rounds_to_target", "rounds_to_target_aggregate")
 
 
 NO_SCORES = "no values of single clients"
-"""Text in the place of a number that needs them, where a run or its record has the mean over the clients only."""
+"""Text in the place of a number that needs them, where summary.json or a record has the mean over the clients only."""
 
 Place = tuple[str, str, int]
 """Row, column and seed of a cell."""
@@ -51,12 +51,12 @@ class Entry:
     Attributes:
         values: Our numbers, one per seed, in the study's unit.
         paper: The paper's number; None if it reports none.
-        missing: Reason why there are no numbers of ours; empty if there are any.
+        missing: Reason why there are no numbers of ours, or none of some seeds; empty if there are all.
         is_best: Whether the mean is the highest of the rows that a grid has made from one row.
         error: Standard error of a single seed's number; NaN if the study reports none.
         scores: The numbers of single clients by seed and client, in the study's unit; empty if they are not known.
         no_scores: Reason why `scores` is empty, if there are runs.
-        division: What determines the clients and their test data; empty if there are no runs.
+        divisions: What determines the clients and their test data, one per run.
     """
 
     values: Sequence[float]
@@ -66,7 +66,7 @@ class Entry:
     error: float = float("nan")
     scores: Scores = field(default_factory=dict)
     no_scores: str = ""
-    division: Division = field(default_factory=dict)
+    divisions: Sequence[Division] = ()
 
     @property
     def mean(self) -> float:
@@ -98,31 +98,40 @@ class Finished:
         data_seed: Seed of the data's division.
         division: What determines the clients and their test data.
         summary: Contents of summary.json.
-        no_scores: Text in the place of numbers of single clients, if it has none.
+        has_secure_sums: Whether the numbers of single clients are not known.
+        is_restored: Whether the cell was restored from its record.
     """
 
     seed: int
     data_seed: Scalar
     division: Division
     summary: Mapping[str, Any]
-    no_scores: str
+    has_secure_sums: bool
+    is_restored: bool
 
     @classmethod
     def read(cls, seed: int, path: Path, manifest: Mapping[str, Any]) -> "Finished":
         """Read the folder of a cell."""
-        settings, is_record = settings_of(path), (path / RESTORED).is_file()
+        settings = settings_of(path)
         return cls(
             seed=seed,
             data_seed=settings["data.seed"],
             division={**division_of(settings, manifest), "data.seed": settings["data.seed"]},
             summary=json.loads((path / "summary.json").read_text()),
-            no_scores=NOT_KNOWN if has_secure_sums(manifest) else NO_SCORES + " in this record" * is_record,
+            has_secure_sums=has_secure_sums(manifest),
+            is_restored=is_restored(path),
         )
 
     def scores(self, metric: str) -> Scores:
         """Return a number of each client that has one, in the metric's unit."""
         found = scores_of(self.summary, metric, self.seed, self.data_seed)
         return {place: _in_unit(value, metric) for place, value in found.items()}
+
+    def no_scores(self, metric: str) -> str:
+        """Return the text in the place of a number of single clients, if there is none."""
+        if f"{metric}_per_client".replace(REGRESSION.score, "accuracy") not in OF_SINGLE_CLIENTS:
+            return NO_SCORES
+        return NOT_KNOWN if self.has_secure_sums else NO_SCORES + " in this record" * self.is_restored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +154,7 @@ class Collected:
 
 
 def collect(
-    study: Study, study_manifest: StudyManifest, folder: Path, *, mix: bool = False, stale: Container[Place] = ()
+    study: Study, study_manifest: StudyManifest, folder: Path, *, mix: bool = False, stale: Collection[Place] = ()
 ) -> Collected:
     """Read the finished cells of a study's folder.
 
@@ -166,7 +175,8 @@ def collect(
     reasons: dict[tuple[str, str], str] = {}
     secure: set[tuple[str, str]] = set()
     targeted: set[tuple[str, str]] = set()
-    for cell in study.cells(quick=study_manifest.quick, seeds=seeds_in(folder), changes=study_manifest.changes):
+    seeds = max(seeds_in(folder), *(seed + 1 for _, _, seed in stale), 0)
+    for cell in study.cells(quick=study_manifest.quick, seeds=seeds, changes=study_manifest.changes):
         path = cell.folder(folder)
         if not (path / "manifest.json").is_file():
             if (cell.row, cell.column, cell.seed) in stale:
@@ -231,23 +241,19 @@ def _entries(
             errors[pair] = float("nan") if error is None else _in_unit(error, metric)
     best, paper, entries = _best(study, values), study.paper, {}
     for row, column in itertools.product(study.rows, study.columns):
-        pair, metric, of_pair = (
-            (row.name, column.name),
-            study.metric_of(row, column),
-            runs.get((row.run, column.run), ()),
-        )
-        reason = reasons.get((row.run, column.run), "")
+        pair, metric = (row.name, column.name), study.metric_of(row, column)
+        of_pair = runs.get((row.run, column.run), ())
         entries[pair] = Entry(
             values=values.get(pair, ()),
             paper=paper.get(pair),
             missing=row.why_missing(column)
-            or ("" if reason == OUT_OF_DATE and pair in values else reason)
+            or reasons.get((row.run, column.run), "")
             or ("" if pair in values else unknown.get(pair, "")),
             is_best=pair in best,
             error=errors.get(pair, float("nan")),
             scores={place: score for run in of_pair for place, score in run.scores(metric).items()},
-            no_scores=of_pair[0].no_scores if of_pair else "",
-            division=of_pair[0].division if of_pair else {},
+            no_scores=of_pair[0].no_scores(metric) if of_pair else "",
+            divisions=[run.division for run in of_pair],
         )
     return entries
 

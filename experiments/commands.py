@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -148,7 +148,7 @@ def table(
     _print_table(found, folder, mix=mix, stale=stale, against=against)
 
 
-def _print_table(found: Study, folder: Path, *, mix: bool, stale: Container[Place] = (), against: str = "") -> None:
+def _print_table(found: Study, folder: Path, *, mix: bool, stale: Collection[Place] = (), against: str = "") -> None:
     from experiments.collect import collect
     from experiments.paired import pair
     from experiments.runner import read_study_manifest

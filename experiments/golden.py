@@ -6,18 +6,22 @@ other processors and versions of torch. The file changes only where results are 
 fingerprints of the file that belonged to the code of its run, and is out of date if they are no longer those of the
 file. Nothing is run for that: the last digits of another machine would differ.
 
-There is no golden run for the larger networks and for data sets, for `membership`, which trains federations of methods
-that have one, and for `ig-prior`, which needs a second data set.
+There is no golden run for the larger networks and for data sets, for robust reductions and lying nodes, for novel
+clients, for `membership` and `property`, which train federations of methods that have one, and for `ig-prior`, which
+needs a second data set. A record can be an old one without a change of a fingerprint (docs/how-to/compare.md).
 """
 
 import functools
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from experiments.study import FOLDER
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.runs.run_directory import read_manifest
 
 FILE = FOLDER / "expected" / "golden.json"
 """The golden numbers: `defaults`, the settings of all runs, and `runs`, by name `where` and `numbers`."""
@@ -45,6 +49,21 @@ def fingerprints(settings: Mapping[str, Scalar]) -> dict[str, str]:
             source the manifest has.
     """
     return {name: fingerprint(run["numbers"]) for name, run in _runs().items() if _stands_for(run["where"], settings)}
+
+
+def write_fingerprints(folder: Path, current: Mapping[str, str]) -> None:
+    """Write the fingerprints of the code that has run a cell to the cell's folder, for its record.
+
+    A cell that was begun by other code and resumed gets none: those of that code are not known here.
+
+    Args:
+        folder: The cell's folder, with its manifest.
+        current: The fingerprints of the code that has finished it.
+    """
+    manifest = read_manifest(folder)
+    parts = [manifest, *manifest.get("resumed", ())]
+    codes = {(part["code"]["commit"], part["versions"]["hyperfl-flwr"]) for part in parts}
+    write_atomically(folder / IN_CELL, json.dumps(current if len(codes) == 1 else {}).encode())
 
 
 def _stands_for(where: Mapping[str, Any], settings: Mapping[str, Scalar]) -> bool:

@@ -41,8 +41,8 @@ class Pairing:
 
     @property
     def seeds(self) -> set[int]:
-        """Numbers of seeds that the intervals are over."""
-        return {found.seeds for found in self.differences.values() if found is not None}
+        """Numbers of seeds that the intervals are over; empty if there is no interval, as of a single client."""
+        return {found.seeds for found in self.differences.values() if found is not None and found.low is not None}
 
 
 def pair(collected: Collected, name: str) -> Pairing:
@@ -95,9 +95,10 @@ def _difference(ours: Scores, reference: Scores) -> Difference | None:
 
 def _require_same_clients(place: tuple[str, str], entry: Entry, name: str, reference: Entry) -> None:
     """Raise a RunDirectoryError unless two entries divide the same data in the same way."""
-    if found := differing([entry.division, reference.division]):
+    # All seeds have the same clients, too, unless runs with other settings were accepted.
+    if found := differing([*entry.divisions, *reference.divisions]):
         row, column = place
-        texts = [f"{key} {ours!r} and {theirs!r}" for key, (ours, theirs) in found.items()]
+        texts = [f"{key} {' and '.join(dict.fromkeys(map(repr, values)))}" for key, values in found.items()]
         raise RunDirectoryError(
             f"{row} and {name} do not have the same clients in the column {column}, which their differences need: "
             f"{'; '.join(texts)}; choose another row for --against"

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.golden import IN_CELL, changes
+from experiments.restored import is_restored, remove_restored, restore_cell
 from experiments.runner import (
     StudyManifest,
     differences,
@@ -55,9 +56,6 @@ KEPT_NUMBERS = frozenset(
     }
 )  # fmt: skip
 """Numbers of metrics.jsonl that a record keeps, besides those of the study's figures."""
-
-RESTORED = "restored-from-a-record"
-"""Name of an empty file in the folder of a cell that was restored from its record."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +136,7 @@ def record(study: Study, folder: Path, file: Path) -> list[Cell]:
     records = dict(before.cells)
     for cell in found:
         path = cell.folder(folder)
-        # A folder that was restored from a record has nothing that the record lacks.
-        if not (path / RESTORED).is_file():
+        if not is_restored(path):
             records[_place_of(cell)] = _record(cell, path, bases, kept)
     header = {"study": study.name, "quick": study_manifest.quick, "changes": dict(study_manifest.changes)}
     write_atomically(file, _lines(header, bases, records.values(), _order(study)).encode())
@@ -164,7 +161,9 @@ def stale_cells(study: Study, records: Records) -> dict[tuple[str, str, int], st
 
 
 def restore(study: Study, records: Records, folder: Path) -> dict[tuple[str, str, int], str]:
-    """Write the recorded cells to a study's folder as finished cells, except for stale ones and those that it has.
+    """Write the recorded cells to a study's folder as finished cells, except for stale ones and runs that it has.
+
+    Cells that were restored before are those of these records afterwards: a stale one is removed.
 
     Args:
         study: The study.
@@ -182,8 +181,10 @@ def restore(study: Study, records: Records, folder: Path) -> dict[tuple[str, str
     open_study_folder(folder, records.study_manifest)
     stale, known = stale_cells(study, records), _cells_of(study, records)
     for place, recorded in records.cells.items():
-        if place not in stale and not (path := known[place].folder(folder)).exists():
-            _restore(recorded, manifest_of(recorded, records), path)
+        if place not in stale:
+            restore_cell(recorded, manifest_of(recorded, records), known[place].folder(folder))
+        elif place in known:
+            remove_restored(known[place].folder(folder))
     return stale
 
 
@@ -199,15 +200,6 @@ def manifest_of(recorded: Json, records: Records) -> Json:
     settings = {**records.bases[recorded["base"]], **recorded["settings"]}
     complete = {key: value for key, value in sorted(settings.items()) if key not in recorded["absent"]}
     return {**recorded["manifest"], "settings": complete}
-
-
-def _restore(recorded: Json, manifest: Json, path: Path) -> None:
-    path.mkdir(parents=True)
-    (path / RESTORED).touch()
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in recorded["rounds"]))
-    (path / "summary.json").write_text(json.dumps(recorded["summary"], indent=2) + "\n")
-    write_atomically(path / IN_CELL, json.dumps(recorded.get("golden", {})).encode())
-    write_atomically(path / "manifest.json", json.dumps(manifest, indent=2).encode())
 
 
 def _record(cell: Cell, path: Path, bases: dict[str, Mapping[str, Scalar]], kept: Iterable[str]) -> Json:

@@ -45,7 +45,7 @@ def markdown(collected: Collected, pairing: Pairing | None = None) -> str:
         "",
         _caption(collected, pairing),
         "",
-        "| | " + " | ".join(_headings(collected)) + " |",
+        "| | " + " | ".join(_headings(collected, pairing)) + " |",
         "|---|" + "---:|" * len(study.columns),
     ]
     for row in _rows(collected, pairing):
@@ -61,7 +61,7 @@ def latex(collected: Collected, pairing: Pairing | None = None) -> str:
         f"% {_caption(collected, pairing)}",
         r"\begin{tabular}{l" + "r" * len(study.columns) + "}",
         r"\toprule",
-        " & ".join(["", *map(_escaped, _headings(collected))]) + r" \\",
+        " & ".join(["", *map(_escaped, _headings(collected, pairing))]) + r" \\",
         r"\midrule",
     ]
     for row in _rows(collected, pairing):
@@ -78,7 +78,7 @@ def comma_separated(collected: Collected, pairing: Pairing | None = None) -> str
     study = collected.study
     for row, column in itertools.product(study.rows, study.columns):
         metric = study.metric_of(row, column)
-        place = [row.name, column.name, metric, unit_of(metric) if column.metric else study.unit]
+        place = [row.name, column.name, metric, _unit(unit_of(metric) if column.metric else study.unit, pairing)]
         if pairing:
             writer.writerow([*place, *_paired_fields(pairing, row.name, column.name)])
         else:
@@ -121,7 +121,8 @@ def write_tables(collected: Collected, folder: Path, pairing: Pairing | None = N
 
 def _caption(collected: Collected, pairing: Pairing | None) -> str:
     study = collected.study
-    metric = f"{study.metric} in {study.unit}" if study.unit else study.metric
+    unit = _unit(study.unit, pairing)
+    metric = f"{study.metric} in {unit}" if unit else study.metric
     rounds = f"after {' and '.join(map(str, collected.rounds))} rounds"
     parts = (
         [metric, rounds, *_paired_parts(pairing)] if pairing else [metric, _spread(study), rounds, *_parts(collected)]
@@ -131,6 +132,11 @@ def _caption(collected: Collected, pairing: Pairing | None) -> str:
     if collected.study_manifest.changes:
         parts.append("with " + ", ".join(f"{key} = {value}" for key, value in collected.study_manifest.changes.items()))
     return "; ".join([*parts, f"commit {', '.join(collected.commits)}"]) + "."
+
+
+def _unit(unit: str, pairing: Pairing | None) -> str:
+    """Return the unit of the numbers, or of their differences."""
+    return "percentage points" if pairing and unit == "%" else unit
 
 
 def _parts(collected: Collected) -> list[str]:
@@ -146,11 +152,12 @@ def _parts(collected: Collected) -> list[str]:
 
 
 def _paired_parts(pairing: Pairing) -> list[str]:
-    return [
-        f"mean difference from {pairing.reference.label} of the same clients with the same seeds",
-        f"in brackets its 95 % interval {_over(pairing.seeds)}",
-        "then the number of clients that are better and worse",
-    ]
+    parts = [f"mean difference from {pairing.reference.label} of the same clients with the same seeds"]
+    if pairing.seeds:
+        parts.append(f"in brackets its 95 % interval {_over(pairing.seeds)}")
+    if any(pairing.differences.values()):
+        parts.append("then the number of clients that are better and worse")
+    return parts
 
 
 def _over(seeds: Collection[int]) -> str:
@@ -176,9 +183,9 @@ def _spread(study: Study) -> str:
     return "ours as mean ± standard deviation (number of seeds)"
 
 
-def _headings(collected: Collected) -> list[str]:
+def _headings(collected: Collected, pairing: Pairing | None) -> list[str]:
     study = collected.study
-    own = {column.name: unit_of(column.metric) if column.metric else "" for column in study.columns}
+    own = {column.name: _unit(unit_of(column.metric), pairing) if column.metric else "" for column in study.columns}
     return [
         study.heading(column, quick=collected.study_manifest.quick)
         + (f" ({unit})" if (unit := own[column.name]) else "")
@@ -213,7 +220,8 @@ def _cell(entry: Entry, interval: Interval | None, unit: str) -> str:
     if entry.values:
         spread = "" if math.isnan(entry.spread) else f" ± {_number(entry.spread, unit, 1)}"
         digits = 1 if abs(entry.mean) >= 2 else 2
-        ours = f"{_number(entry.mean, unit, digits)}{spread} ({len(entry.values)})"
+        others = f"; others {entry.missing}" if entry.missing else ""
+        ours = f"{_number(entry.mean, unit, digits)}{spread} ({len(entry.values)}{others})"
         ours += f" [{', '.join(_number(end, unit, digits) for end in interval)}]" if interval else ""
         ours = f"**{ours}**" if entry.is_best else ours
     if not entry.paper:

@@ -18,13 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments.attack_cell import run_attack
-from experiments.golden import IN_CELL, fingerprints
+from experiments.golden import fingerprints, write_fingerprints
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import HyperFLError
-from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots
 from hyperfl_flwr.launch.node_numbers import check_given_nodes, suitable_for_reduction
 from hyperfl_flwr.models.provenance import find_sources, use_weights
@@ -69,6 +67,7 @@ def problem_of(document: dict[str, Any], on_note: Callable[[str], None]) -> str:
         settings = document["settings"]
         find_sources(settings, Path(settings["resume"]) if settings["resume"] else None)
         config = RunConfig.from_flat(settings)
+        golden = fingerprints(config.flat() | document["attack"])  # now: the checkout may change during the run
         use_weights(config.lpm.weights)
         with CoreSlots() as slots:
             threads = 1 if config.threads == "auto" else config.threads
@@ -76,7 +75,7 @@ def problem_of(document: dict[str, Any], on_note: Callable[[str], None]) -> str:
             if document["attack"]:
                 folder = Path(config.output)
                 run_attack(config.model_copy(update={"output": ""}), document["attack"], folder)
-                _write_fingerprints(folder, config.flat() | document["attack"])
+                write_fingerprints(folder, golden)
                 return ""
             if config.num_nodes == "auto":
                 # With means, any number gives the same results; a robust rule has a node for each client.
@@ -85,18 +84,13 @@ def problem_of(document: dict[str, Any], on_note: Callable[[str], None]) -> str:
                 num_nodes = config.num_nodes
                 check_given_nodes(config, num_nodes)
             folder = run(InProcessGrid(app, num_nodes, config.flat(), {"simulated": True}), config)
-            _write_fingerprints(folder, config.flat())
+            write_fingerprints(folder, golden)
     except HyperFLError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - a failure must not stop the next run
         traceback.print_exc()
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def _write_fingerprints(folder: Path, settings: dict[str, Scalar]) -> None:
-    """Write the fingerprints of the code that has run a cell to the cell's folder, for its record."""
-    write_atomically(folder / IN_CELL, json.dumps(fingerprints(settings)).encode())
 
 
 if __name__ == "__main__":

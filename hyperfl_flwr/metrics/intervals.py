@@ -68,7 +68,7 @@ def of_crossed_means(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     Args:
         values: [..., S, C], for S seeds and C clients; NaN where a client has no value with a seed. Clients may have
-            one seed each, where every seed divides the data anew; the interval is then too wide.
+            one seed each, where every seed divides the data anew; what they vary in then counts twice, too.
 
     Returns:
         The lower and upper ends, [...]; NaN with fewer than two clients.

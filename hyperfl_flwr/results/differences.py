@@ -1,5 +1,6 @@
 """Numbers of a group of runs, and paired differences between the clients of two groups."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from hyperfl_flwr.metrics.intervals import Interval, of_crossed_means
 
 Client = tuple[Scalar, int]
 """Seed of the data's division, and the client's number in it."""
+
+EQUAL = 1e-5
+"""Relative difference up to which means of two clients are equal: records have six digits of each number."""
 
 Scores = Mapping[tuple[Scalar, Client], float]
 """Numbers of single clients, by the run's seed and the client."""
@@ -109,17 +113,21 @@ class Difference:
         found = {pair: score - reference[pair] for pair, score in ours.items() if pair in reference}
         if not found:
             return None
-        of_clients = means_over_seeds(found).values()
+        one, other = (means_over_seeds({pair: scores[pair] for pair in found}) for scores in (ours, reference))
         low, high = interval_of(found) or (None, None)
         return cls(
             mean=statistics.fmean(found.values()),
             low=low,
             high=high,
-            clients=len(of_clients),
+            clients=len(one),
             seeds=len({seed for seed, _ in found}),
-            better=sum(value > 0 for value in of_clients),
-            worse=sum(value < 0 for value in of_clients),
+            better=sum(_is_higher(score, other[client]) for client, score in one.items()),
+            worse=sum(_is_higher(other[client], score) for client, score in one.items()),
         )
+
+
+def _is_higher(one: float, other: float) -> bool:
+    return one > other and not math.isclose(one, other, rel_tol=EQUAL)
 
 
 def means_over_seeds(scores: Scores) -> dict[tuple[Scalar, Client], float]:

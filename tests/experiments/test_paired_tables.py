@@ -18,6 +18,7 @@ from experiments.tables import comma_separated, latex, markdown
 from experiments.worker import problem_of
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.metrics.intervals import of_crossed_means
+from hyperfl_flwr.results.differences import Difference
 
 TEXT = """
 title = "Two rows"
@@ -137,6 +138,40 @@ def test_rows_with_other_clients_are_refused(finished: Path) -> None:
         pair(found, "fedavk")
 
 
+def test_seeds_with_other_clients_are_refused(study: Study, finished: Path, tmp_path: Path) -> None:
+    """The clients of all seeds are compared, not only the first one's: `--mix` accepts runs of other settings."""
+    folder = Path(shutil.copytree(finished, tmp_path / "study"))
+    file = folder / "local" / COLUMN / "seed-1" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["settings"]["data.iid-fraction"] = 0.5
+    file.write_text(json.dumps(manifest))
+    found = collect(study, read_study_manifest(folder), folder, mix=True)
+    with pytest.raises(RunDirectoryError, match=r"data\.iid-fraction 0\.2 and 0\.5; choose another"):
+        pair(found, "fedavg")
+
+
+def test_numbers_without_single_clients_have_no_differences(study: Study, finished: Path, tmp_path: Path) -> None:
+    """The caption then has no interval, and the reason does not depend on whether the cells were restored."""
+    file = tmp_path / "records.jsonl"
+    record(study, finished, file)
+    restore(study, read_records(file), tmp_path / "restored")
+    for folder in (finished, tmp_path / "restored"):
+        found = collected(with_metric(study, "test_accuracy_worst"), folder)
+        page = markdown(found, pair(found, "fedavg"))
+        assert row_of(page, "local") == ["local", NO_SCORES]
+        assert "test_accuracy_worst in percentage points; after 1 rounds" in page
+        assert "interval" not in page
+
+
+def test_means_that_differ_by_rounding_are_equal() -> None:
+    """Six digits of 43/60 and 41/60, and of 39/60 and 41/60 in another seed, do not add up to a zero."""
+    ours = {(0, (0, 0)): 0.716667, (1, (0, 0)): 0.65, (0, (0, 1)): 0.5, (1, (0, 1)): 0.5}
+    reference = {(0, (0, 0)): 0.683333, (1, (0, 0)): 0.683333, (0, (0, 1)): 0.5, (1, (0, 1)): 0.483333}
+    found = Difference.of(ours, reference)
+    assert found is not None
+    assert (found.clients, found.better, found.worse) == (2, 1, 0)
+
+
 def test_a_table_of_rows_has_intervals(study: Study, finished: Path) -> None:
     """They are over the clients, of which each has its mean over the seeds; the deviation is over the seeds."""
     page = markdown(collected(study, finished))
@@ -183,10 +218,11 @@ def test_the_command(study: Study, finished: Path, tmp_path: Path, call: Call, m
     record(study, finished, tmp_path / "kept.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "kept.jsonl").read_text().splitlines()]
     for line in lines:
-        if line.get("row") == "local":
-            line["golden"]["local"] = "0" * 12
+        if line.get("row") == "local" or (line.get("row"), line.get("seed")) == ("fedavg", 1):
+            line["golden"][line["row"]] = "0" * 12
     (tmp_path / "kept.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     code, text, errors = call("table", "two.toml", "--records", "kept.jsonl")
     assert code == 0
     assert row_of(text, "local") == ["local", OUT_OF_DATE]
+    assert f" (1; others {OUT_OF_DATE}) [" in row_of(text, "FedAvg")[1]
     assert "local, all, 0: the record is out of date: the golden run of local has other numbers by now" in errors

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.collect import collect
-from experiments.golden import fingerprints
+from experiments.golden import fingerprints, write_fingerprints
 from experiments.records import Records, find_records, read_records, record, restore, shipped_records, stale_cells
 from experiments.runner import StudyManifest, is_finished, read_study_manifest
 from experiments.study import load_study
@@ -124,10 +124,45 @@ def test_a_record_of_code_that_has_changed_since_is_stale(folder: Path, tmp_path
         changed = {**records.cells, place: {**records.cells[place], "golden": golden}}
         other = Records(study_manifest=records.study_manifest, bases=records.bases, cells=changed)
         assert stale_cells(STUDY, other) == {place: reason}
-        assert place not in stale_cells(STUDY, records)
     noisy = {"method": "fedavg", "dp.epsilon": 4.0, "privacy.unit": "none", "attack.name": "ig"}
     assert set(fingerprints(noisy)) == {"fedavg", "fedavg with noisy steps", "ig"}
     assert fingerprints({"method": "mine:METHOD"}) == {}
+
+
+def test_restored_cells_follow_their_records(folder: Path, tmp_path: Path) -> None:
+    """Restored cells of changed records are replaced, those of stale records removed; runs stay."""
+    file, restored = tmp_path / "records.jsonl", tmp_path / "restored"
+    record(STUDY, folder, file)
+    records = read_records(file)
+    place = ("fedavg", "fashion-mnist-20", 0)
+    path = restored / "fedavg" / "fashion-mnist-20" / "seed-0"
+
+    def restore_with(**entries: object) -> None:
+        changed = {**records.cells, place: {**records.cells[place], **entries}}
+        restore(STUDY, Records(study_manifest=records.study_manifest, bases=records.bases, cells=changed), restored)
+
+    restore_with()
+    restore_with(summary={**records.cells[place]["summary"], "test_accuracy": 0.125})
+    assert json.loads((path / "summary.json").read_text())["test_accuracy"] == 0.125
+    (path / "manifest.json").unlink()  # an interrupted command
+    restore_with()
+    assert table_of(restored) == table_of(folder)
+    restore_with(golden={})
+    assert not path.exists()
+    shutil.copytree(folder / "fedavg", restored / "fedavg", dirs_exist_ok=True)
+    restore_with(golden={})
+    assert table_of(restored) == table_of(folder)
+
+
+def test_a_cell_that_two_commits_have_run_has_no_fingerprints(folder: Path) -> None:
+    """The second commit's would make the first one's rounds look as if the current code had run them."""
+    (cell,) = (path.parent for path in folder.glob("fedavg/*/seed-0/manifest.json"))
+    manifest, current = json.loads((cell / "manifest.json").read_text()), fingerprints({"method": "fedavg"})
+    for commit, expected in ((manifest["code"]["commit"], current), ("0" * 40, {})):
+        resumed = {**manifest, "code": {**manifest["code"], "commit": commit}}
+        (cell / "manifest.json").write_text(json.dumps({**manifest, "resumed": [resumed]}))
+        write_fingerprints(cell, current)
+        assert json.loads((cell / "golden.json").read_text()) == expected
 
 
 def test_files_of_something_else_are_refused(folder: Path, tmp_path: Path) -> None:

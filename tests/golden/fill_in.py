@@ -4,9 +4,9 @@ Run it from the project's root, in a checkout with its history, after a golden r
 
     python -m tests.golden.fill_in
 
-For each commit that has run cells of `experiments/records`, it computes the golden runs that the records lack with
-that commit's code, and adds the fingerprints of those that agree with the stored numbers. The other records stay out of
-date.
+For each commit that has run cells of `experiments/records`, it computes the golden runs whose fingerprints the records
+lack, or have of other numbers, with that commit's code, and writes the fingerprints of those that agree with the stored
+numbers. The other records stay out of date, and so do cells of uncommitted code and of unknown commits.
 """
 
 import json
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -47,13 +48,25 @@ sys.__stdout__.write("\\n" + json.dumps(found))
 
 
 def lacking(records: Records) -> dict[str, dict[str, str]]:
-    """Return the fingerprints that the records of each commit lack, by the golden run's name."""
+    """Return the current fingerprints that the records of each commit lack, by the golden run's name."""
     found: dict[str, dict[str, str]] = {}
     for recorded in records.cells.values():
-        settings = with_defaults(manifest_of(recorded, records)["settings"])
-        missing = {key: value for key, value in fingerprints(settings).items() if key not in recorded.get("golden", {})}
-        found.setdefault(recorded["manifest"]["code"]["commit"], {}).update(missing)
+        golden, current = recorded.get("golden", {}), _current(recorded, records)
+        for commit in commits(recorded):
+            missing = {key: value for key, value in current.items() if golden.get(key) != value}
+            found.setdefault(commit, {}).update(missing)
     return found
+
+
+def commits(recorded: Mapping[str, Any]) -> set[str]:
+    """Return the commits that have run a recorded cell; none if not all of its code is that of a commit."""
+    manifest = recorded["manifest"]
+    parts = [part["code"] for part in (manifest, *manifest["resumed"])]
+    return {code["commit"] for code in parts} if all(code["commit"] and not code["dirty"] for code in parts) else set()
+
+
+def _current(recorded: Mapping[str, Any], records: Records) -> dict[str, str]:
+    return fingerprints(with_defaults(manifest_of(dict(recorded), records)["settings"]))
 
 
 def agreeing(commit: str, names: set[str]) -> dict[str, Any]:
@@ -95,10 +108,13 @@ def write_filled(file: Path, records: Records, found: dict[str, dict[str, Any]])
     for text in file.read_text().splitlines():
         line = json.loads(text)
         if "row" in line:
-            same = {name for name, answer in found[line["manifest"]["code"]["commit"]].items() if answer is True}
-            current = fingerprints(with_defaults(manifest_of(line, records)["settings"]))
-            filled = {key: value for key, value in current.items() if key in same}
-            golden = {**filled, **line.get("golden", {})}
+            answers = [found.get(commit, {}) for commit in commits(line)]
+            filled = {
+                key: value
+                for key, value in _current(line, records).items()
+                if answers and all(answer.get(key) is True for answer in answers)
+            }
+            golden = {**line.get("golden", {}), **filled}
             line = {**{key: value for key, value in line.items() if key not in ("golden", "summary", "rounds")}}
             line |= {"golden": golden, **{key: json.loads(text)[key] for key in ("summary", "rounds")}}
         lines.append(json.dumps(line, ensure_ascii=False) + "\n")

@@ -3,17 +3,19 @@
 import itertools
 import json
 
+import fill_in
 import pytest
 from runs import LONG, RUNS, agree, numbers_of
 
 from experiments.golden import FILE, fingerprints
+from experiments.records import find_records, read_records
 from experiments.study import load_study, study_names
 from hyperfl_flwr.methods import METHODS
 
 STORED = json.loads(FILE.read_text())
 OF_RUNS = {name: run["numbers"] for name, run in STORED["runs"].items()}
 
-WITHOUT = {"membership", "ig-prior"}
+WITHOUT = {"membership", "property", "ig-prior"}
 """Attacks of the studies without a golden run, see experiments/golden.py."""
 
 
@@ -34,6 +36,28 @@ def test_every_method_and_attack_of_a_study_has_a_run():
         assert str(cell.settings["method"]) in found
         attack = cell.attack.get("attack.name", "")
         assert not attack or (attack in found) is (attack not in WITHOUT)
+
+
+def test_records_get_fingerprints_of_commits_that_agree(tmp_path):
+    """Only where all commits of a cell compute the current numbers; also in the place of those of other numbers."""
+    file, text = tmp_path / "records.jsonl", find_records("table-4").read_text()
+    file.write_text(text.replace(fingerprints({"method": "hyperfl"})["hyperfl"], "0" * 12))
+    records = read_records(file)
+    (commit,) = fill_in.lacking(records)
+    assert set(fill_in.lacking(records)[commit]) == {"hyperfl"}
+    fill_in.write_filled(file, records, {commit: {"hyperfl": False}})
+    assert fill_in.lacking(read_records(file))[commit]
+    fill_in.write_filled(file, records, {commit: {"hyperfl": True}})
+    assert file.read_text() == text
+    recorded = next(iter(records.cells.values()))
+    code = recorded["manifest"]["code"]
+    for change, found in (
+        ({"commit": "1" * 40}, {commit, "1" * 40}),
+        ({"dirty": True}, set()),
+        ({"commit": None}, set()),
+    ):
+        resumed = [{"code": {**code, **change}}]
+        assert fill_in.commits({"manifest": {**recorded["manifest"], "resumed": resumed}}) == found
 
 
 def test_no_two_runs_have_the_same_numbers():
