@@ -11,6 +11,7 @@ from federations import small_settings
 from html_pages import Page
 from typer.testing import CliRunner
 
+from hyperfl_flwr.audit.property_attacks import views_in
 from hyperfl_flwr.audit.property_game import PropertyGame
 from hyperfl_flwr.audit.property_views import ACCURACIES, views_of
 from hyperfl_flwr.audit.shadow_runs import check_failures, open_game, play_some
@@ -112,6 +113,18 @@ def test_an_extractor_is_observed_without_a_classifier(tmp_path: Path) -> None:
     assert {"model/classifier.weight", "model/classifier.bias"} < set(found)
     assert not {"bias", "softmax"} & set(found)
     assert all(0 <= found[name] <= 1 for name in ACCURACIES)
+
+
+def test_a_sum_is_attacked_with_the_mean_network_alone(tmp_path: Path) -> None:
+    """Its softmax is not the mean of those of the clients' networks, which nobody sees in a sum."""
+    game = game_of("fedavg", **{"batch-size": 5, "learning-rate": 1.0})
+    play_some(game, tmp_path, [0])
+    found = read_arrays(tmp_path / "observed-000.npz")[0]
+    np.testing.assert_allclose(found["sum_bias"][0], found["bias"].mean(axis=0), atol=1e-6)
+    assert np.abs(found["sum_softmax"][0] - found["softmax"].mean(axis=0)).max() > 1e-3
+    views = views_in(game.config, [found], game.load().shares[:1], 0)
+    np.testing.assert_array_equal(views["sum"].softmax, [found["sum_softmax"]])
+    np.testing.assert_array_equal(views["upload"].softmax, [found["softmax"]])
 
 
 @pytest.mark.parametrize(
