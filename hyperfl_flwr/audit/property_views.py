@@ -37,8 +37,8 @@ from hyperfl_flwr.results.export import model_of_run
 from hyperfl_flwr.runs.observation import Observation, mean_observation
 
 VIEWS = {
-    "upload": "the server, from a client's first upload",
-    "server": "the server, from a client's uploads of all rounds",
+    "upload": "the server with a client's first upload",
+    "server": "the server with a client's uploads of all rounds",
     "sum": "whoever has the sums of all rounds",
     "model": "whoever holds a client's exported model",
 }
