@@ -80,7 +80,9 @@ def views_in(config: RunConfig, observed: Sequence[Arrays], shares: Shares, labe
 def _view(name: str, stacked: Arrays, shares: Shares, label: int, seed: int) -> View:
     prefix = "model/" if name == "model" else "upload/"
     found = {key.removeprefix(prefix): values for key, values in stacked.items() if key.startswith(prefix)}
-    biases = {} if name == "model" else {key: stacked[key] for key in ("bias", "softmax") if key in stacked}
+    of_sum = "sum_" if name in SHARED else ""
+    known = {} if name == "model" else {key: stacked.get(of_sum + key) for key in ("bias", "softmax")}
+    biases = {key: values for key, values in known.items() if values is not None}
     if name == "upload":
         found, biases = ({key: values[:, :, :1] for key, values in each.items()} for each in (found, biases))
     features = {key: values.reshape(*values.shape[:2], -1) for key, values in found.items()}
@@ -88,8 +90,7 @@ def _view(name: str, stacked: Arrays, shares: Shares, label: int, seed: int) -> 
     single_shares = shares[:, :0]
     if name in SHARED:
         singles, single_shares = features, shares
-        features, biases = ({key: values.mean(axis=1, keepdims=True) for key, values in each.items()}
-                            for each in (features, biases))  # fmt: skip
+        features = {key: values.mean(axis=1, keepdims=True) for key, values in features.items()}
         shares = shares.mean(axis=1, keepdims=True)
     return View(
         features=features,

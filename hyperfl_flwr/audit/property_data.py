@@ -83,7 +83,7 @@ def load_property_data(config: RunConfig, federations: int, label: int, largest_
         largest_share: Its largest share, in (0, 1].
 
     Raises:
-        ConfigError: If there is no such class, or the share is out of range.
+        ConfigError: If there is no such class, the share is out of range, or clients have too few or too many samples.
         DataError: If the data set cannot be loaded.
     """
     settings = config.data_settings()
@@ -96,13 +96,18 @@ def load_property_data(config: RunConfig, federations: int, label: int, largest_
         raise ConfigError(f"the largest share of the class must be above 0 and at most 1, got {largest_share:g}")
     halves = _halves(dataset, config.seed)
     samples = _samples(config, halves, label, largest_share)
+    if not (most := _most(samples, largest_share)):
+        raise ConfigError(
+            f"the largest share of the class must be at least one of a client's {samples} samples, got "
+            f"{largest_share:g}; raise it, or data.train-samples"
+        )
     draws = numpy_generator(config.seed, "property", "shares")
     return PropertyData(
         dataset=dataset,
         known=np.arange(len(dataset.test)),
         halves=halves,
         label=label,
-        counts=draws.integers(_most(samples, largest_share) + 1, size=(federations, config.num_clients)),
+        counts=draws.integers(most + 1, size=(federations, config.num_clients)),
         samples=samples,
         seed=config.seed,
     )

@@ -10,7 +10,7 @@ from hyperfl_flwr.audit.property_game import PropertyGame
 from hyperfl_flwr.audit.property_results import (
     Outcome,
     attack_all,
-    is_estimated,
+    is_revealed,
     measure,
     number_text,
     points_text,
@@ -63,7 +63,7 @@ def _write_page(document: Mapping[str, Any], points: Mapping[str, Mapping[str, P
         file,
         "property.html",
         heading=f"{document['method']} on {document['dataset']}: property inference",
-        verdicts=[("alarm" if is_estimated(document, view) else "plain", view, sentence(document, view))
+        verdicts=[("alarm" if is_revealed(document, view) else "plain", view, sentence(document, view))
                   for view in views],
         names=["attacker", "attack", "R²", "error, points", f"AUC at {100 * document['threshold']:g} %"],
         rows=[

@@ -139,34 +139,56 @@ def measure(
 
 
 def best_attack(document: Mapping[str, Any], view: str) -> str:
-    """Return the name of the attack with the largest R² in a view."""
+    """Return the attack with the largest R² in a view, among those with the strongest verdict."""
     found = document["views"][view]
-    return max((name for name in ATTACKS if name in found), key=lambda name: float(found[name]["r2"]["value"]))
+    return max(
+        (name for name in ATTACKS if name in found),
+        key=lambda name: (_estimates(found[name]), _tells(found[name]), float(found[name]["r2"]["value"])),
+    )
 
 
-def is_estimated(document: Mapping[str, Any], view: str) -> bool:
-    """Return whether the interval of R² of one of the attacks lies above 0, which is guessing the mean."""
-    found = document["views"][view]
-    return any(found[name]["r2"]["interval"][0] > 0 for name in ATTACKS if name in found)
+def verdict(document: Mapping[str, Any], view: str) -> str:
+    """Return what the best attack of a view does: `estimates`, `barely estimates`, `does not estimate`.
+
+    One whose estimates are no better than the mean may still put clients into the right order: `does not estimate, but
+    ranks,`.
+    """
+    best = document["views"][view][best_attack(document, view)]
+    if _estimates(best):
+        return "barely estimates" if best["r2"]["value"] < BARELY else "estimates"
+    return "does not estimate, but ranks," if _tells(best) else "does not estimate"
+
+
+def is_revealed(document: Mapping[str, Any], view: str) -> bool:
+    """Return whether one of the attacks finds out anything about the shares."""
+    return verdict(document, view) != "does not estimate"
+
+
+def _estimates(numbers: Mapping[str, Any]) -> bool:
+    """Return whether the interval of R² lies above 0, which is guessing the mean."""
+    return bool(numbers["r2"]["interval"][0] > 0)
+
+
+def _tells(numbers: Mapping[str, Any]) -> bool:
+    """Return whether the interval of the area below the ROC curve lies above one half, which is guessing."""
+    return numbers["auc"] is not None and bool(numbers["auc"]["interval"][0] > 0.5)
 
 
 def sentence(document: Mapping[str, Any], view: str) -> str:
     """Return the verdict on one view as a sentence."""
     found, name = document["views"][view], best_attack(document, view)
     whose = "the data of all clients" if view in SHARED else "the client's data"
-    is_known = is_estimated(document, view)
-    barely = "barely " if found[name]["r2"]["value"] < BARELY else ""
     errors = [f"{100 * found[each]['error']['value']:.1f}" for each in (name, "prior")]
     told = ""
     if (area := found[name]["auc"]) is not None:
         threshold = f"{100 * document['threshold']:g} %"
         told = f" Shares above {threshold} are told from smaller ones with an AUC of {number_text(area)}."
-    silence = "" if is_known else " A failed attack is no proof of safety."
+    silence = "" if is_revealed(document, view) else " A failed attack is no proof of safety."
     return (
-        f"{VIEWS[view][0].upper()}{VIEWS[view][1:]}, {f'{barely}estimates' if is_known else 'does not estimate'} the "
-        f"share of class {document['class']} in {whose}. {ATTACKS[name].title.capitalize()} has R² "
-        f"{number_text(found[name]['r2'])} and is {errors[0]} points off on average, guessing the mean {errors[1]}; R² "
-        f"of the control with permuted shares is {number_text(found['permuted']['r2'])}.{told}{silence}"
+        f"{VIEWS[view][0].upper()}{VIEWS[view][1:]} {verdict(document, view)} the share of class {document['class']} "
+        f"in {whose}. {ATTACKS[name].title.capitalize()} has R² {number_text(found[name]['r2'])} and is {errors[0]} "
+        f"percentage points off on average, guessing the mean {errors[1]}; R² of the control with permuted shares is "
+        f"{number_text(found['permuted']['r2'])}.{told}{silence}"
     )
 
 

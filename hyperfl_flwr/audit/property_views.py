@@ -7,6 +7,7 @@ method shares one state. `model`: the client's personalized model, as `hyperfl e
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,11 +34,11 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.results.export import model_of_run
-from hyperfl_flwr.runs.observation import Observation
+from hyperfl_flwr.runs.observation import Observation, mean_observation
 
 VIEWS = {
-    "upload": "the server, from a client's first upload",
-    "server": "the server, from a client's uploads of all rounds",
+    "upload": "the server with a client's first upload",
+    "server": "the server with a client's uploads of all rounds",
     "sum": "whoever has the sums of all rounds",
     "model": "whoever holds a client's exported model",
 }
@@ -74,7 +75,8 @@ def observed(run: Path, config: RunConfig, data: GameData) -> Arrays:
     Returns:
         Features of uploads [N, R, L] as `upload/ARRAY`, and of exported models [N, L] as `model/ARRAY`. If the whole
         model is sent, the gradients [N, R, K] of the classifier's `bias` and the `softmax` [N, R, K, K] of its classes,
-        see `hyperfl_flwr.attacks.bias_shares`. The numbers `ACCURACIES`.
+        see `hyperfl_flwr.attacks.bias_shares`, and those of sums as `sum_bias` [1, R, K] and `sum_softmax`, if there
+        are sums. The numbers `ACCURACIES`.
     """
     clients = range(config.num_clients)
     summary = json.loads((run / "summary.json").read_text())
@@ -91,9 +93,11 @@ def observed(run: Path, config: RunConfig, data: GameData) -> Arrays:
     found |= {name: np.stack([each[name] for each in uploads]) for name in uploads[0]}
     if (knowledge := _knowledge_of_model(config, data)) is not None and _BIAS in rounds[0][0].reply:
         measured = _SoftmaxOfClasses(knowledge, data)
-        biases = [[_bias(each, knowledge, measured) for each in seen] for seen in rounds]
-        found["bias"] = np.array([[gradient for gradient, _ in seen] for seen in biases])
-        found["softmax"] = np.array([[softmax for _, softmax in seen] for seen in biases])
+        found["bias"], found["softmax"] = _biases(rounds, knowledge, measured)
+        if "sum" in views_of(config):
+            summed = [mean_observation(seen) for seen in zip(*rounds, strict=True)]
+            of_sum = replace(knowledge, summed_clients=config.num_clients)
+            found["sum_bias"], found["sum_softmax"] = _biases([summed], of_sum, measured)
     return found
 
 
@@ -109,14 +113,12 @@ def _knowledge_of_model(config: RunConfig, data: GameData) -> PublicKnowledge | 
         return None
 
 
-def _bias(observation: Observation, knowledge: PublicKnowledge, measured: "_SoftmaxOfClasses") -> tuple[Shares, Shares]:
-    """Return the mean gradient [K] of the classifier's bias in a round, and the softmax [K, K] during it."""
-    before = {key: tensor_of(value) for key, value in observation.received.items()}
-    after = {key: AFTER[knowledge.form](value, tensor_of(observation.reply[key])) for key, value in before.items()}
-    softmax = during_round(
-        measured(named(before)), measured(named(after)), knowledge.num_steps(observation.num_examples)
-    )
-    return mean_gradients(observation, knowledge)[_BIAS].numpy(), softmax
+def _biases(
+    rounds: Sequence[Sequence[Observation]], knowledge: PublicKnowledge, measured: "_SoftmaxOfClasses"
+) -> tuple[Shares, Shares]:
+    """Return the mean gradients [c, R, K] of the classifier's bias in each round, and the softmax [c, R, K, K]."""
+    gradients = [[mean_gradients(each, knowledge)[_BIAS].numpy() for each in seen] for seen in rounds]
+    return np.array(gradients), np.array([[measured.during(each, knowledge) for each in seen] for seen in rounds])
 
 
 class _SoftmaxOfClasses:
@@ -126,8 +128,15 @@ class _SoftmaxOfClasses:
         self._target = build_target(knowledge.target, knowledge.input_shape, knowledge.num_classes)
         self._samples, self._labels = data.attackers()
 
+    def during(self, observation: Observation, knowledge: PublicKnowledge) -> Shares:
+        """Return it [K, K] during the round of an upload, or during that of a sum by the clients' mean network."""
+        before = {key: tensor_of(value) for key, value in observation.received.items()}
+        after = {key: AFTER[knowledge.form](value, tensor_of(observation.reply[key])) for key, value in before.items()}
+        steps = knowledge.num_steps(observation.num_examples)
+        return during_round(self._by(named(before)), self._by(named(after)), steps)
+
     @torch.no_grad()
-    def __call__(self, parameters: Parameters) -> Shares:
+    def _by(self, parameters: Parameters) -> Shares:
         load_parameters(self._target, parameters)
         features = features_of(self._target, self._samples)
         return mean_softmax(self._target.classifier(features.float()), self._labels)

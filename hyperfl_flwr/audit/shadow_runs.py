@@ -56,7 +56,7 @@ class ShadowGame(ABC, Generic[Data]):
     has_secure_sums: ClassVar[bool]
 
     def __post_init__(self) -> None:
-        """Check the number of federations, the task, and that all nodes are honest.
+        """Check the number of federations, the task, that all nodes are honest, and where noise is added.
 
         Raises:
             ConfigError: If they are wrong.
@@ -69,6 +69,11 @@ class ShadowGame(ABC, Generic[Data]):
             raise ConfigError(f"task must be classification, which the attacks are for; got {self.settings['task']!r}")
         if (lie := self.settings.get("adversary.attack", "none")) != "none":
             raise ConfigError(f"adversary.attack must be none, as the attacks are on honest clients; got {lie!r}")
+        if not self.has_secure_sums and self.settings.get("privacy.noise") == "sum":
+            raise ConfigError(
+                "privacy.noise must be local or server, as single uploads are recorded and have no complete noise with "
+                "sum; got 'sum'"
+            )
 
     @property
     def config(self) -> RunConfig:
@@ -205,8 +210,12 @@ def play_some(
         num_nodes = config.num_clients if config.robust.is_robust or config.secagg.enabled else 1
         if config.secagg.enabled:
             num_nodes = min(num_nodes, MOST_NODES)
-        with _quiet():
-            run(InProcessGrid(app, num_nodes, config.flat(), {"simulated": True}), config, plots=False)
+        try:
+            with _quiet():
+                run(InProcessGrid(app, num_nodes, config.flat(), {"simulated": True}), config, plots=False)
+        except RunFailedError as error:
+            reason = str(error).splitlines()[0]  # the others say how to resume the run, which a game starts anew
+            raise RunFailedError(f"federation {number} cannot be trained: {reason}") from error
         if game.records_uploads:
             check_failures(work / "run", number)
         observed = game.observed(work / "run", resolved(config), data)

@@ -69,6 +69,7 @@ def play_all(game: ShadowGame[Data], folder: Path, jobs: int | None) -> Sequence
     from hyperfl_flwr.core.device import resolve_device
     from hyperfl_flwr.launch.sizing import Machine, suitable_jobs
 
+    game.load()  # refuses what does not suit the game, before its folder is made
     open_game(game, folder)
     missing = missing_federations(game, folder)
     machine = Machine.detect(resolve_device(game.config.device))

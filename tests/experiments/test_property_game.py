@@ -11,10 +11,12 @@ from federations import small_settings
 from html_pages import Page
 from typer.testing import CliRunner
 
+from hyperfl_flwr.audit.property_attacks import views_in
 from hyperfl_flwr.audit.property_game import PropertyGame
 from hyperfl_flwr.audit.property_views import ACCURACIES, views_of
 from hyperfl_flwr.audit.shadow_runs import check_failures, open_game, play_some
 from hyperfl_flwr.cli.main import cli
+from hyperfl_flwr.cli.shadow_federations import play_all
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.data.registry import load_dataset
@@ -60,11 +62,9 @@ def test_one_step_reveals_the_share_and_permuted_shares_do_not(tmp_path: Path) -
     assert document["views"]["upload"]["bias"]["auc"]["value"] == 1.0
     assert "bias" not in document["views"]["model"]
     lines = result.stdout.splitlines()
-    assert lines[0].startswith(
-        "The server, from a client's first upload, estimates the share of class 3 in the client's"
-    )
+    assert lines[0].startswith("The server with a client's first upload estimates the share of class 3 in the client's")
     assert lines[1].startswith(
-        "Whoever has the sums of all rounds, estimates the share of class 3 in the data of all cl"
+        "Whoever has the sums of all rounds estimates the share of class 3 in the data of all cl"
     )
     assert lines[-1] == str(folder / "property.html")
     page = Page((folder / "property.html").read_text())
@@ -114,6 +114,18 @@ def test_an_extractor_is_observed_without_a_classifier(tmp_path: Path) -> None:
     assert all(0 <= found[name] <= 1 for name in ACCURACIES)
 
 
+def test_a_sum_is_attacked_with_the_mean_network_alone(tmp_path: Path) -> None:
+    """Its softmax is not the mean of those of the clients' networks, which nobody sees in a sum."""
+    game = game_of("fedavg", **{"batch-size": 5, "learning-rate": 1.0})
+    play_some(game, tmp_path, [0])
+    found = read_arrays(tmp_path / "observed-000.npz")[0]
+    np.testing.assert_allclose(found["sum_bias"][0], found["bias"].mean(axis=0), atol=1e-6)
+    assert np.abs(found["sum_softmax"][0] - found["softmax"].mean(axis=0)).max() > 1e-3
+    views = views_in(game.config, [found], game.load().shares[:1], 0)
+    np.testing.assert_array_equal(views["sum"].softmax, [found["sum_softmax"]])
+    np.testing.assert_array_equal(views["upload"].softmax, [found["softmax"]])
+
+
 @pytest.mark.parametrize(
     ("method", "views"),
     [("local", ["model"]), ("pfedhn", ["upload", "model"]), ("hyperfl", ["upload", "sum", "model"]),
@@ -130,11 +142,31 @@ def test_what_the_attackers_of_a_method_have(method: str, views: list[str]) -> N
     ("changes", "reason"),
     [({"label": 10}, "one of 0 to 9 of digits, got 10"), ({"largest_share": 0.0}, "above 0 and at most 1, got 0"),
      ({"data.train-samples": 200}, r"must be 5 to \d+ for 2 clients .* got 200"),
+     ({"largest_share": 0.04}, "at least one of a client's 20 samples, got 0.04"),
      ({"num_clients": 40, "data.train-samples": "auto"}, r"at least 5 .* has 3 for each of 40 clients")],
 )  # fmt: skip
 def test_unsuitable_settings_are_refused(changes: dict[str, object], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         game_of(**changes).load()
+
+
+def test_a_refused_game_leaves_no_folder(tmp_path: Path) -> None:
+    """So that the command can be repeated with another label."""
+    with pytest.raises(ConfigError, match="one of 0 to 9"):
+        play_all(game_of(label=10), tmp_path / "game", 1)
+    assert not (tmp_path / "game").exists()
+
+
+def test_a_federation_that_cannot_be_trained_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunFailedError, match=r"federation 0 cannot be trained: every client failed: .*/failures$"):
+        play_some(game_of(**{"learning-rate": 1e12}), tmp_path, [0])
+
+
+def test_noise_of_secure_sums_is_refused() -> None:
+    """Each node adds only its share, so that the recorded uploads have less noise than the sum."""
+    noise = {"privacy.unit": "client", "privacy.clip-norm": 1.0, "privacy.noise-multiplier": 1.0}
+    with pytest.raises(ConfigError, match=r"must be local or server, .* got 'sum'"):
+        game_of(**noise, **{"privacy.noise": "sum", "secagg.enabled": True})
 
 
 def test_networks_that_differ_are_refused() -> None:

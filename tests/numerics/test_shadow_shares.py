@@ -9,7 +9,7 @@ from hyperfl_flwr.attacks.bias_shares import during_round, mean_softmax, shares_
 from hyperfl_flwr.attacks.shadow_shares import PENALTIES, estimates
 from hyperfl_flwr.attacks.upload_sketch import LENGTH, sketch, sketch_of_upload
 from hyperfl_flwr.audit.property_attacks import ATTACKS, CONTROLS, View, estimated
-from hyperfl_flwr.audit.property_results import Guesses, outcome
+from hyperfl_flwr.audit.property_results import Guesses, best_attack, is_revealed, outcome, verdict
 from hyperfl_flwr.runs.observation import Observation
 
 
@@ -153,6 +153,27 @@ def test_measures_by_hand() -> None:
     assert guesses.r2() == pytest.approx(1 - (0.04 + 0.09) / 4 / np.var([0.1, 0.4, 0.5, 0.2]))
     assert guesses.area(0.3) == pytest.approx(2.5 / 4)
     assert guesses.area(0.5) is None
+
+
+@pytest.mark.parametrize(
+    ("bias", "regression", "best", "words"),
+    [((0.5, 0.3, 0.6), (0.6, -0.2, 0.4), "bias", "estimates"),
+     ((0.05, 0.01, 0.6), (-0.2, -0.4, 0.4), "bias", "barely estimates"),
+     ((-0.2, -0.6, 0.7), (0.0, -0.9, 0.4), "bias", "does not estimate, but ranks,"),
+     ((-0.2, -0.6, 0.5), (0.0, -0.9, None), "regression", "does not estimate")],
+)  # fmt: skip
+def test_the_verdict_is_that_of_the_attack_that_finds_most(
+    bias: tuple[float, ...], regression: tuple[float | None, ...], best: str, words: str
+) -> None:
+    """Each has R², the interval's lower end, and that of the area below the ROC curve."""
+    found = {
+        name: {"r2": {"value": r2, "interval": [low, 1.0]}, "auc": area and {"value": 0.8, "interval": [area, 1.0]}}
+        for name, (r2, low, area) in {"bias": bias, "regression": regression}.items()
+    }
+    document = {"views": {"upload": found}}
+    assert best_attack(document, "upload") == best
+    assert verdict(document, "upload") == words
+    assert is_revealed(document, "upload") == (words != "does not estimate")
 
 
 def test_a_sketch_is_linear_and_keeps_inner_products() -> None:
