@@ -44,9 +44,10 @@ def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
             raise ConfigError(f"{name} does not apply to target = {target.config.target}: {unfit[name]}")
     possible = [name for name in possible if name not in unfit]
     if not possible and target.cheating:
+        reason = _unforged(uploads, unfit, summed=target.summed)
         raise ConfigError(
             f"no attack of a server that cheats applies to {method} with target = {target.config.target}: "
-            f"{_unforged(uploads, unfit, summed=target.summed)}; leave --cheating out for the attacks of a curious server"
+            f"{reason}; leave --cheating out for the attacks of a curious server"
         )
     if not possible:
         raise ConfigError(f"no attack of this project applies to {method}, which is no proof of safety")
