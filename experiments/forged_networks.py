@@ -43,7 +43,7 @@ def generate(network: Target, method: str) -> None:
     strategy = new_strategy(config, federation, experiment=EXPERIMENT, run_directory="")
     received = strategy.per_client_arrays([0])[0]
     named = {name: torch.from_numpy(received[key]) for key, name in target_names(received).items()}
-    network.load_state_dict(named, strict=False)
+    network.load_state_dict(named)
 
 
 @torch.no_grad()

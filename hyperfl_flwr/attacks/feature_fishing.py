@@ -34,6 +34,7 @@ from torch.func import functional_call
 from hyperfl_flwr.attacks.base import build_structure
 from hyperfl_flwr.attacks.fishing import FISHED, with_row
 from hyperfl_flwr.attacks.forging import first_component, normalised
+from hyperfl_flwr.attacks.head_gradient import check_extractor
 from hyperfl_flwr.attacks.knowledge import PublicImages, PublicKnowledge
 from hyperfl_flwr.attacks.readout import EXTRACTOR, target_names
 from hyperfl_flwr.runs.observation import Arrays
@@ -47,6 +48,18 @@ _EXPECTED = 0.5
 
 _LEAST = 10
 """Number of public images of the class below which those of all classes take their place."""
+
+
+def check_feature_fishing(knowledge: PublicKnowledge) -> None:
+    """Check that the attack can be used in a run.
+
+    Raises:
+        ValueError: If `hyperfl_flwr.attacks.head_gradient.check_extractor` refuses the extractor, or if there is only
+            one class.
+    """
+    check_extractor(knowledge)
+    if knowledge.num_classes < 2:
+        raise ValueError("it makes the class of some images improbable, but there is only one class; see data.classes")
 
 
 @torch.no_grad()

@@ -227,7 +227,7 @@ ATTACKS: Mapping[str, Attack] = {
         on_sums=True,
         run=fishing.fishing,
         forge=feature_fishing.forge_feature_fishing,
-        check=head_gradient.check_extractor,
+        check=feature_fishing.check_feature_fishing,
         defaults=head_gradient.DEFAULTS,
     ),
 }

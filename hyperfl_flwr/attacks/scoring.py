@@ -81,8 +81,19 @@ class Comparison:
 
     @property
     def recovered(self) -> NDArray[np.bool_]:
-        """Whether each image counts as recovered: `CLEAR_MARGIN` ahead of its better control, [n]."""
-        return self.advantage >= CLEAR_MARGIN
+        """Whether each image counts as recovered: `CLEAR_MARGIN` ahead of its better control, [n].
+
+        Of the images to which equal candidates are assigned, only the one that is furthest ahead counts: an attack that
+        has found one image has not found two that resemble it.
+        """
+        advantage = self.advantage
+        found = np.zeros(len(advantage), dtype=np.bool_)
+        counted = set()
+        for position in np.argsort(-advantage, kind="stable"):
+            candidate = self.matched.images[position].tobytes()
+            found[position] = advantage[position] >= CLEAR_MARGIN and candidate not in counted
+            counted.add(candidate)
+        return found
 
 
 def compare(reconstructed: Images, private: Images, unrelated: Images, mean_image: Images) -> Comparison:
@@ -102,6 +113,11 @@ def compare(reconstructed: Images, private: Images, unrelated: Images, mean_imag
     return Comparison(
         matched=match(reconstructed, private), unrelated=match(unrelated, private), mean_image=_decibels(errors)
     )
+
+
+def number_recovered(comparisons: Sequence[Comparison]) -> int:
+    """Return the number of images of all clients that count as recovered."""
+    return int(sum(comparison.recovered.sum() for comparison in comparisons))
 
 
 def verdict(comparisons: Sequence[Comparison]) -> Verdict:

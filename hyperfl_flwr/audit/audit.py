@@ -146,6 +146,8 @@ class AttackResult:
         attack: Row of the attack in the table of attacks.
         results: One result per client; of a sum, one per client that the attack separated.
         comparisons: Scores by client, of a sum one over all clients; empty for an attack that finds no images.
+        crossed: Scores of the next client's results against each client's images, a control of an attack that finds the
+            same kind of image in every client; empty for a single client or a sum, and if `comparisons` is.
         labels_found: Share of the labels that were found; None if the attack does not look for labels or got them.
         label_correlation: Rank correlation between the estimated and true class counts of each client; NaN if one of
             them is constant. Empty for an attack that does not estimate counts.
@@ -154,6 +156,7 @@ class AttackResult:
     attack: Attack
     results: Sequence[Reconstruction]
     comparisons: Sequence[Comparison]
+    crossed: Sequence[Comparison]
     labels_found: float | None
     label_correlation: Sequence[float] = ()
 
@@ -222,12 +225,14 @@ def attack(target: AttackedRound, row: Attack, settings: AttackSettings, seen: V
         found, private = [np.concatenate(found)], [np.concatenate(private)]
     finds_images = row.finds_images and all(map(len, found))
     comparisons = _compared(target, found, private) if finds_images else []
+    crossed = _compared(target, found[1:] + found[:1], private) if finds_images and len(found) > 1 else []
     labels_given = settings.labels is not None and row.finds_images
     labels_found = None if labels_given else _labels_found(results, [labels for _, labels in truth])
     return AttackResult(
         attack=row,
         results=results,
         comparisons=comparisons,
+        crossed=crossed,
         labels_found=labels_found,
         label_correlation=[
             rank_correlation(result.label_counts, np.bincount(labels, minlength=len(result.label_counts)))

@@ -24,7 +24,8 @@ def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
         for name in attacks_on(uploads, summed=target.summed, cheating=target.cheating)
         if target.allows(ATTACKS[name])
     ]
-    if missing := [upload.part for upload in row.uploads if upload not in uploads]:
+    missing = [upload.part for upload in row.uploads if upload not in uploads]
+    if missing and not target.cheating:  # a server that cheats forges none of these parts
         method = f"{method}, which sends no {' and no '.join(missing)} in round {target.round}"
     for name in names:
         if name not in ATTACKS:
@@ -43,9 +44,10 @@ def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
             raise ConfigError(f"{name} does not apply to target = {target.config.target}: {unfit[name]}")
     possible = [name for name in possible if name not in unfit]
     if not possible and target.cheating:
+        reason = _unforged(uploads, unfit, summed=target.summed)
         raise ConfigError(
             f"no attack of a server that cheats applies to {method} with target = {target.config.target}: "
-            f"{_unforged(uploads, unfit)}; leave --cheating out for the attacks of a curious server"
+            f"{reason}; leave --cheating out for the attacks of a curious server"
         )
     if not possible:
         raise ConfigError(f"no attack of this project applies to {method}, which is no proof of safety")
@@ -57,13 +59,22 @@ def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
     return list(names) or possible
 
 
-def _unforged(uploads: Sequence[Upload], unfit: Mapping[str, str]) -> str:
+_UNFORGED: Mapping[Part, str] = {
+    "kept-model": "its server sends no network, since each client trains a model that it keeps",
+    "layers": "its networks have normalisation layers, which no such attack can forge",
+    "classifier": "its clients keep the first fully connected layer, of which such attacks read the images",
+}
+"""Why a server that cheats can forge nothing, by what the clients upload."""
+
+
+def _unforged(uploads: Sequence[Upload], unfit: Mapping[str, str], *, summed: bool) -> str:
     """Return why a server that cheats can forge nothing: what it sends, or the attacks' reasons by name."""
     if unfit:
         return "; ".join(f"{name}: {reason}" for name, reason in unfit.items())
-    if any(upload.part == "kept-model" for upload in uploads):
-        return "its server sends no network, since each client trains a model that it keeps"
-    return f"its server sends none of what they forge ({', '.join(FORGED)})"
+    if summed and any(upload.part in FORGED for upload in uploads):
+        return "each client starts from a network of its own, and the server sees single uploads"
+    reasons = [_UNFORGED[upload.part] for upload in uploads if upload.part in _UNFORGED]
+    return reasons[0] if reasons else f"its server sends none of what they forge ({', '.join(FORGED)})"
 
 
 def _unfit(attack: Attack, target: AttackedRound, parts: Collection[Part]) -> str:

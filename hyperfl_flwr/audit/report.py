@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperfl_flwr.attacks.scoring import CLEAR_MARGIN, verdict
+from hyperfl_flwr.attacks.scoring import CLEAR_MARGIN, number_recovered, verdict
 from hyperfl_flwr.audit.audit import AttackResult, images_of
 from hyperfl_flwr.audit.pictures import MOST_DECIBELS, PictureRow, draw_rows, picture_rows
 from hyperfl_flwr.audit.record_round import AttackedRound
@@ -111,9 +111,10 @@ def _attack(target: AttackedRound, finding: AttackResult, lpips: Lpips | None) -
             "mean_image": {
                 "psnr": _statistics(np.concatenate([comparison.mean_image for comparison in finding.comparisons]))
             },
+            "next_client": {"images_recovered": number_recovered(finding.crossed)} if finding.crossed else None,
         },
         "verdict": verdict(finding.comparisons),
-        "images_recovered": int(sum(comparison.recovered.sum() for comparison in finding.comparisons)),
+        "images_recovered": number_recovered(finding.comparisons),
     }
 
 
@@ -158,6 +159,8 @@ def sentence(document: Mapping[str, Any], name: str) -> str:
         return f"After {where}, {name} recovered nothing: {numbers}{_histogram(found)}"
     which = "the private images" if found["verdict"] == "recovered" else "some of the private images"
     count = f"{found['images_recovered']} of {len(found['psnr']['per_image'])} clearly"
+    if crossed := (found["control"]["next_client"] or {}).get("images_recovered"):
+        count += f", and {crossed} if each client's results are compared with another's images"
     return f"After {where}, {name} recovered {which} ({count}): {numbers} dB.{_histogram(found)}"
 
 

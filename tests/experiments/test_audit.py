@@ -122,7 +122,7 @@ def test_the_command_writes_everything_and_says_what_it_found(tmp_path: Path) ->
     for found in document["attacks"].values():
         assert len(found["psnr"]["per_image"]) == 2
         assert found["lpips"] is None
-        assert {"unrelated", "mean_image"} == set(found["control"])
+        assert {"unrelated", "mean_image", "next_client"} == set(found["control"])
         assert found["iterations"] == 3
 
 

@@ -59,6 +59,7 @@ def test_a_forged_hypernetwork_gives_the_images_away(tmp_path: Path) -> None:
     for found in document["attacks"].values():
         assert found["verdict"] == "recovered"
         assert found["images_recovered"] > 6
+        assert found["control"]["next_client"] is None
     for name in ("audit.md", "audit.html"):
         assert "The server cheats in these attacks: it sends forged weights" in (tmp_path / name).read_text()
     assert "with forged weights from a server that cheats" in (tmp_path / "audit.md").read_text()
@@ -74,6 +75,7 @@ def test_a_generated_network_gives_the_images_away(method: str, network: str) ->
     attacked = target(options, method=method, **names)
     found = audit(attacked, options)["trap-weights"]
     assert [comparison.recovered.sum() > 3 for comparison in found.comparisons] == [True, True]
+    assert [comparison.recovered.sum() < 2 for comparison in found.crossed] == [True, True]
 
 
 def test_only_the_generated_network_is_forged(tmp_path: Path) -> None:
@@ -101,12 +103,33 @@ def test_an_attack_says_which_server_it_needs() -> None:
     with pytest.raises(ConfigError, match=r"imprint does not apply to target = cnn: .* private classifier"):
         chosen_attacks(["imprint"], target(target="cnn"))
     assert chosen_attacks([], target(target="cnn")) == ["trap-weights"]
+
+
+@pytest.mark.parametrize(
+    ("method", "names", "reason"),
+    [
+        ("priv-hfl", {}, r"its server sends no network, since each .* leave --cheating out"),
+        ("lg-fedavg", {}, "its clients keep the first fully connected layer"),
+        ("fedbn", {"target": "resnet18"}, "its networks have normalisation layers"),
+        ("fedakd", {}, r"its server sends none of what they forge \(model, extractor, hypernetwork\)"),
+        (
+            "fedavg",
+            {"target": "resnet18"},
+            "imprint: forged weights need .* without normalisation layers; trap-weights: ",
+        ),
+    ],
+)
+def test_what_cannot_be_forged_is_refused_with_the_reason(method: str, names: dict[str, str], reason: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"applies to priv-hfl.* sends no network, since each .* leave --cheating out"
+        ConfigError, match=f"no attack of a server that cheats applies to {method} with target = .*: {reason}"
     ):
-        chosen_attacks([], target(method="priv-hfl"))
-    with pytest.raises(ConfigError, match=r"applies to lg-fedavg .* sends none of what they forge \(model, extractor"):
-        chosen_attacks([], target(method="lg-fedavg"))
+        chosen_attacks([], target(method=method, **names))
+
+
+def test_networks_for_each_client_have_no_sum() -> None:
+    summed = replace(target(method="pfedhn"), summed=True)
+    with pytest.raises(ConfigError, match="each client starts from a network of its own, and the server sees single"):
+        chosen_attacks([], summed)
 
 
 @pytest.mark.parametrize("words", [["--recorded", "x"], ["--by-neighbours"]])

@@ -124,3 +124,12 @@ def test_without_public_images_of_the_class_those_of_others_set_the_threshold() 
     assert rows.tolist() == [True] + 9 * [False]
     with pytest.raises(ValueError, match="keeps it private"):
         forge_feature_fishing(sent_by(knowledge, "extractor"), knowledge, PUBLIC, NUMBER)
+
+
+def test_data_of_one_class_in_all_are_refused() -> None:
+    """No class can be improbable that is the only one of the data set."""
+    ATTACKS["feature-fishing"].check(knowledge_of("cnn"))
+    with pytest.raises(ValueError, match="only one class"):
+        ATTACKS["feature-fishing"].check(replace(knowledge_of("cnn"), num_classes=1))
+    with pytest.raises(ValueError, match="last layer with parameters is linear"):
+        ATTACKS["feature-fishing"].check(knowledge_of("resnet18"))

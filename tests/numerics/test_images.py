@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hyperfl_flwr.attacks.scoring import Comparison, compare, match, verdict
+from hyperfl_flwr.attacks.scoring import Comparison, compare, match, number_recovered, verdict
 from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.metrics.images import Lpips, psnr, similarity, ssim
 
@@ -133,6 +133,16 @@ def test_controls_and_verdict():
     assert verdict([comparison_of(one_of_many, private)]) == "recovered some"
     with pytest.raises(ValueError, match="at least one"):
         verdict([])
+
+
+def test_one_candidate_is_no_second_image():
+    """Two private images that resemble each other: one candidate recovers one of them, its copies no further one."""
+    private = images(6)
+    private[1] = private[0] + 0.01
+    once = comparison_of(np.repeat(private[:1], 6, axis=0), private)
+    assert (once.advantage >= 6).tolist() == [True, True, False, False, False, False]
+    assert once.recovered.tolist() == [True, False, False, False, False, False]
+    assert number_recovered([once, comparison_of(private, private)]) == 1 + 6
 
 
 @pytest.mark.parametrize(
