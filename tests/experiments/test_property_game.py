@@ -132,7 +132,7 @@ def test_a_sum_is_attacked_with_the_mean_network_alone(tmp_path: Path) -> None:
      ("priv-hfl", ["upload", "model"]), ("knn-per", ["upload", "sum"]), ("fedakd", ["model"])],
 )  # fmt: skip
 def test_what_the_attackers_of_a_method_have(method: str, views: list[str]) -> None:
-    """Local-only training sends nothing; sums of different starts, and predictions of public samples are not attacked."""
+    """Local-only training sends nothing; sums of different starts and predictions of samples are not attacked."""
     game = game_of(method)
     assert views_of(game.config) == views
     assert game.records_uploads == ("upload" in views)
