@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.attacks.bias_shares import Shares, during_round, mean_softmax
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.readout import AFTER, mean_gradients
@@ -61,7 +62,7 @@ def views_of(config: RunConfig) -> list[str]:
         found = ["upload"] + ["server"] * (config.num_rounds > 1)
         if not any(upload.separate_start or upload.part == "kept-model" for upload in uploads):
             found.append("sum")
-    return [*found, "model"]
+    return found + ["model"] * client_of(config.method).is_network  # else there is no network to export
 
 
 def observed(run: Path, config: RunConfig, data: GameData) -> Arrays:
@@ -81,9 +82,9 @@ def observed(run: Path, config: RunConfig, data: GameData) -> Arrays:
     clients = range(config.num_clients)
     summary = json.loads((run / "summary.json").read_text())
     found: dict[str, NDArray[np.floating]] = {name: np.array(summary[name], np.float64) for name in ACCURACIES}
-    models = [sketch({name: value.numpy() for name, value in model_of_run(run, client).tensors.items()})
-              for client in clients]  # fmt: skip
-    found |= _stacked("model", models)
+    if "model" in views_of(config):
+        models = [model_of_run(run, client).tensors.items() for client in clients]
+        found |= _stacked("model", [sketch({name: value.numpy() for name, value in each}) for each in models])
     if not METHODS[config.method].active_uploads(config, 1):
         return found
     all_rounds = range(1, config.num_rounds + 1)

@@ -216,8 +216,7 @@ def play_some(
         except RunFailedError as error:
             reason = str(error).splitlines()[0]  # the others say how to resume the run, which a game starts anew
             raise RunFailedError(f"federation {number} cannot be trained: {reason}") from error
-        if game.records_uploads:
-            check_failures(work / "run", number)
+        check_failures(work / "run", number)
         observed = game.observed(work / "run", resolved(config), data)
         write_arrays(_file(folder, number), observed, {"federation": number}, mode=0o600)
         shutil.rmtree(work)

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.readout import AFTER, read_out
 from hyperfl_flwr.attacks.shadow_scores import Confidences, scaled_confidences
@@ -68,7 +69,7 @@ def views_of(config: RunConfig) -> list[str]:
         found.append("server")
     if parts & _SUPPORTED and config.num_clients > 1 and config.num_rounds > 1:
         found.append("client")
-    return [*found, "model"]
+    return found + ["model"] * client_of(config.method).is_network  # else there is no network to export
 
 
 def confidences(run: Path, config: RunConfig, data: ShadowData, client: int) -> dict[str, Confidences]:
