@@ -50,7 +50,7 @@ def test_a_cell_of_several_attacks_has_the_numbers_of_the_strongest(tmp_path: Pa
 
 
 def test_an_unknown_attack_among_several_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"attack\.name must be membership, or one or more of ig, .*got 'igg'"):
+    with pytest.raises(ConfigError, match=r"attack\.name must be one of ig, .*membership.*; got 'igg'"):
         AttackedCell.of({"attack.name": "ig,igg"})
 
 
