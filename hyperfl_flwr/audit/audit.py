@@ -75,6 +75,11 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         raise ConfigError(f"{number} clients would be attacked, but the trained run has {settings['num-clients']} only")
     opened = trained is None and bool(settings["secagg.enabled"])
     if opened:
+        if number < (least := int(settings["secagg.min-cohort"])):
+            raise ConfigError(
+                f"a secure sum needs {least} clients at least (secagg.min-cohort), but {options.num_images} images at "
+                f"{samples} each are those of {number}; attack more images, or take fewer per client"
+            )
         options = replace(options, summed=True)
     records = METHODS[str(settings["method"])].uploads and not opened
     # The noise on records is that of the whole run: the more rounds, the more noise each step needs.

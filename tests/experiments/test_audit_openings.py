@@ -121,3 +121,9 @@ def test_labels_are_of_no_use(federate: Federate, tmp_path: Path) -> None:
     assert not (tmp_path / "audit").exists()
     with pytest.raises(ConfigError, match="attacks on a sum use no labels"):
         make_target(SECURE_ROUND, Options(num_images=12, samples=4, labels_known=True))
+
+
+def test_a_secure_sum_of_too_few_clients_is_refused_before_the_round() -> None:
+    """The advice is about images, of which the audit makes its clients."""
+    with pytest.raises(ConfigError, match=r"needs 3 clients at least .* 8 images at 4 each are those of 2;"):
+        make_target(SECURE_ROUND, Options(num_images=8, samples=4))
