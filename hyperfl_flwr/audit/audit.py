@@ -65,21 +65,12 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         find_sources(settings)
     else:
         find_sources_of(trained)
-    samples = options.samples or int(settings["batch-size"])
-    number, rest = divmod(options.num_images, samples)
-    if rest or not number:
-        raise ConfigError(
-            f"the number of images must be a multiple of the samples per client, {samples}, got {options.num_images}"
-        )
+    number, samples = _clients_and_samples(settings, options)
     if trained is not None and number > int(settings["num-clients"]):
         raise ConfigError(f"{number} clients would be attacked, but the trained run has {settings['num-clients']} only")
     opened = trained is None and bool(settings["secagg.enabled"])
     if opened:
-        if number < (least := int(settings["secagg.min-cohort"])):
-            raise ConfigError(
-                f"a secure sum needs {least} clients at least (secagg.min-cohort), but {options.num_images} images at "
-                f"{samples} each are those of {number}; attack more images, or take fewer per client"
-            )
+        _refuse_small_sum(int(settings["secagg.min-cohort"]), number, samples)
         options = replace(options, summed=True)
     records = METHODS[str(settings["method"])].uploads and not opened
     # The noise on records is that of the whole run: the more rounds, the more noise each step needs.
@@ -118,6 +109,25 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
     )
     check_knowledge(target)  # loads the data, so that missing data are reported before anything starts
     return target
+
+
+def _clients_and_samples(settings: Mapping[str, Scalar], options: Options) -> tuple[int, int]:
+    """Return the number of audited clients and of images of each, or raise `ConfigError` if there is none."""
+    samples = options.samples or int(settings["batch-size"])
+    number, rest = divmod(options.num_images, samples)
+    if rest or not number:
+        raise ConfigError(
+            f"the number of images must be a multiple of the samples per client, {samples}, got {options.num_images}"
+        )
+    return number, samples
+
+
+def _refuse_small_sum(least: int, number: int, samples: int) -> None:
+    if number < least:
+        raise ConfigError(
+            f"a secure sum needs {least} clients at least (secagg.min-cohort), but {number * samples} images at "
+            f"{samples} each are those of {number}; attack more images, or take fewer per client"
+        )
 
 
 def local_epochs_setting(settings: Mapping[str, Scalar], options: Options) -> dict[str, Scalar]:

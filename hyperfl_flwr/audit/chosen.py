@@ -35,8 +35,8 @@ def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
         if (ATTACKS[name].forge is not None) != target.cheating:
             server = "follows the protocol; leave --cheating out" if target.cheating else "cheats; give --cheating"
             raise ConfigError(f"in {name} the server {server}")
-        if name not in possible:
-            raise ConfigError(f"{name} does not apply to {method}; what does: {', '.join(possible) or 'nothing'}")
+        if possible and name not in possible:
+            raise ConfigError(f"{name} does not apply to {method}; what does: {', '.join(possible)}")
     parts = {upload.part for upload in uploads}
     unfit = {name: reason for name in possible if (reason := _unfit(ATTACKS[name], target, parts))}
     for name in names:

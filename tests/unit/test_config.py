@@ -70,6 +70,15 @@ def test_values_arrive_where_they_are_read() -> None:
     assert (with_novel.num_clients, with_novel.novel_clients) == (9, 2)
 
 
+def test_equal_values_of_another_type_are_another_setting() -> None:
+    """Parsed settings are kept for the next time: True, 1 and 1.0 are equal, and only one of them is a seed."""
+    settings = default_settings()
+    assert RunConfig.from_flat(settings | {"seed": 1}) is RunConfig.from_flat(settings | {"seed": 1})
+    for value in (True, 1.0):
+        with pytest.raises(ConfigError, match="seed must be"):
+            RunConfig.from_flat(settings | {"seed": value})
+
+
 def test_settings_cannot_be_changed_afterwards() -> None:
     with pytest.raises(ValueError, match="frozen"):
         read().seed = 3  # type: ignore[misc]
