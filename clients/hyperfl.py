@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from clients.engine.cohort_training import CohortTraining
 from clients.engine.head_cohort import HEAD_WEIGHT, HeadClient, HeadCohort
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.device import send
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.setting_types import resolved_number
 from hyperfl_flwr.methods.hyperfl import HyperFLConfig
@@ -32,8 +33,8 @@ from hyperfl_flwr.training.hyperfl import (
     HyperFLRates,
     head_settings,
     train_hyperfl,
-    train_with_shared_heads,
 )
+from hyperfl_flwr.training.hyperfl_cohort import train_with_shared_heads
 from hyperfl_flwr.training.local_sgd import Predict
 from hyperfl_flwr.training.public_training import HypernetworkForm, LocalSteps, PublicTraining
 from hyperfl_flwr.training.shared_heads import HeadsOnShared, HeadSteps, SharedHeads
@@ -97,11 +98,11 @@ class HyperFLClient(HeadClient):
     @classmethod
     @torch.no_grad()
     def together(cls, config: RunConfig, received: SharedArrays, device: torch.device) -> CohortTraining | None:
-        """Return what trains clients that share a pre-trained body, or on a CPU one received hypernetwork.
+        """Return what trains clients that share a pre-trained body, or one received hypernetwork.
 
         None with plain heads, and if the received arrays have another form: then each client refuses them.
         """
-        if device.type != "cpu" or is_pretrained(config.target):
+        if is_pretrained(config.target) or config.dp.epsilon:
             return super().together(config, received, device)
         method, names = config.section(HyperFLConfig), (HEAD_WEIGHT, *FIRST_LAYER)
         if method.head_optimiser != "factored" or not all(name in received for name in names):
@@ -112,7 +113,7 @@ class HyperFLClient(HeadClient):
         v = common_embedding(method.embedding_dim, method.initialisation, config.seed).numpy()
         # The units of the common embedding, on all nodes the same: most clients use most of them.
         units = torch.from_numpy(np.flatnonzero(weight @ v.astype(weight.dtype) + bias > 0))
-        return HeadCohort(torch.tensor(head), units)
+        return HeadCohort(send(torch.tensor(head), device), send(units, device), stacked=device.type != "cpu")
 
     @classmethod
     def local_steps(cls, config: RunConfig) -> LocalSteps:

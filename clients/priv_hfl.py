@@ -40,8 +40,9 @@ from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.training.distillation import PseudoData
 from hyperfl_flwr.training.dual_averaging import MeanClient
 from hyperfl_flwr.training.dual_stability import dual_rule
-from hyperfl_flwr.training.local_sgd import Objective, train_epochs
+from hyperfl_flwr.training.local_sgd import Objective
 from hyperfl_flwr.training.public_training import DualForm, GeneratorForm, LocalSteps, PublicTraining
+from hyperfl_flwr.training.stacked_sgd import train_in_cohort
 
 
 class PrivHFLClient(BaseClient):
@@ -167,7 +168,7 @@ class PrivHFLClient(BaseClient):
         (everything,) = self.parameter_sets()
         everything = replace(everything, force=pieces(force, everything.parameters))
         objective = None if pseudo is None else self._with_pseudo_data(pseudo)
-        return train_epochs(self.model, [everything], self.context.data, self.epochs(), rng, objective)
+        return train_in_cohort(self.model, [everything], self.context.data, self.epochs(), rng, objective)
 
     def _with_pseudo_data(self, pseudo: PseudoData) -> Objective:
         settings = self.context.config

@@ -76,9 +76,9 @@ class PretendedDevice(TorchDispatchMode):
         transfers: All transfers so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, transfers: list[Transfer] | None = None) -> None:
         super().__init__()
-        self.transfers: list[Transfer] = []
+        self.transfers: list[Transfer] = [] if transfers is None else transfers
         self._factories = _Factories()
 
     def __enter__(self) -> "PretendedDevice":
@@ -89,6 +89,10 @@ class PretendedDevice(TorchDispatchMode):
     def __exit__(self, *problem: object) -> None:
         super().__exit__(*problem)
         self._factories.__exit__(*problem)
+
+    def elsewhere(self) -> "PretendedDevice":
+        """Return the same device for another thread, in which it must be activated, too."""
+        return PretendedDevice(self.transfers)
 
     def reads(self) -> list[Transfer]:
         """Return the transfers for which the host waited."""

@@ -19,6 +19,7 @@ from clients.engine.local_evaluation import LocalEvaluation
 from clients.engine.local_training import LocalTraining
 from clients.engine.protected_upload import ProtectedUpload, protected_upload
 from clients.engine.reported_metrics import ReportedMetrics
+from clients.engine.stacked_cohort import StackedCohort
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.flower.numpy_client import NumPyClient
@@ -99,16 +100,18 @@ class BaseClient(LocalEvaluation, ReportedMetrics, LocalTraining, ProtectedUploa
     def together(cls, config: RunConfig, received: SharedArrays, device: torch.device) -> CohortTraining | None:
         """Return what trains several clients of a message together; None to train them in turn.
 
-        By default clients are trained together if their networks share a pre-trained body.
+        By default clients are trained together if their networks share a pre-trained body, and on a GPU.
 
         Args:
             config: The run's settings.
             received: The arrays that all clients receive.
             device: Device that trains.
         """
-        if not is_pretrained(config.target) or config.dp.epsilon:  # noisy steps have gradients of single samples
+        if config.dp.epsilon:  # noisy steps have gradients of single samples
             return None
-        return BodyCohort()
+        if is_pretrained(config.target):
+            return BodyCohort()
+        return None if device.type == "cpu" else StackedCohort()
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train the private groups in place for some rounds, with constant shared groups.

@@ -7,9 +7,10 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from torch import nn
 
+from clients.engine.cohort_training import MOST_TOGETHER
 from clients.engine.context import ClientContext
+from hyperfl_flwr.core.lockstep import run_in_lockstep
 from hyperfl_flwr.models.pretrained.network import PretrainedTarget, build_pretrained
-from hyperfl_flwr.models.pretrained.together import run_together
 from hyperfl_flwr.training.public_training import LocalSteps
 
 COPIES = 3
@@ -37,6 +38,8 @@ class BodyMember(Protocol):
 class BodyCohort:
     """Trains clients together that have one pre-trained body; see `CohortTraining`."""
 
+    most = MOST_TOGETHER
+
     def admit(self, member: object) -> bool:
         """Return whether a client can be trained together with others."""
         return isinstance(member, BodyMember) and len(member.context.data.train_labels) > 0
@@ -54,4 +57,5 @@ class BodyCohort:
 
     def train(self, members: Sequence[tuple[object, np.random.Generator]]) -> list[dict[str, float] | Exception]:
         """Train the clients together, see `CohortTraining`."""
-        return run_together([partial(member.train, rng) for member, rng in members if isinstance(member, BodyMember)])
+        works = [partial(member.train, rng) for member, rng in members if isinstance(member, BodyMember)]
+        return run_in_lockstep(works)

@@ -13,9 +13,6 @@ from hyperfl_flwr.metrics.memory import free_memory
 from hyperfl_flwr.node.cohort import Job, Received, SequentialTrainer, Trainer, in_order, train_alone
 from hyperfl_flwr.node.trained import Failed, Trained, TrainedOne
 
-MOST_AT_ONCE = 10
-"""Largest cohort with `cohort = auto`; a larger one is hardly faster, but needs more memory."""
-
 FIT = BaseClient.fit
 """What `begin`, `train` and `end` do; a client with another `fit` is trained alone."""
 
@@ -69,7 +66,7 @@ class CohortTrainer:
 
     def _next_cohort(self, waiting: list[Job], received: Received, training: CohortTraining) -> Iterator[Result]:
         """Take jobs for which there is memory from those that wait, and train them together."""
-        most, free = self._limits()
+        most, free = self._limits(training)
         begun: dict[int, tuple[BaseClient, BegunRound]] = {}
         alone: dict[int, BaseClient] = {}
         results: dict[int, dict[str, float] | Exception] = {}
@@ -104,10 +101,10 @@ class CohortTrainer:
             except Exception as error:  # noqa: BLE001 - a failing client must not stop the others
                 yield Failed(client=job.client, error=error)
 
-    def _limits(self) -> tuple[int, int]:
+    def _limits(self, training: CohortTraining) -> tuple[int, int]:
         """Return the most clients of a cohort and the bytes that they may need: with `auto` half of those free."""
         cohort = self._config.cohort
-        return (cohort, 1 << 62) if isinstance(cohort, int) else (MOST_AT_ONCE, _free_memory(self._device) // 2)
+        return (cohort, 1 << 62) if isinstance(cohort, int) else (training.most, _free_memory(self._device) // 2)
 
 
 def _free_memory(device: torch.device) -> int:

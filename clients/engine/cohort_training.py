@@ -5,9 +5,18 @@ from typing import Protocol
 
 import numpy as np
 
+MOST_TOGETHER = 10
+"""Largest cohort with `cohort = auto` on a CPU, and with a pre-trained body; a larger one is hardly faster."""
+
 
 class CohortTraining(Protocol):
-    """Trains clients that have received the same message; `BaseClient.together` returns it for a method."""
+    """Trains clients that have received the same message; `BaseClient.together` returns it for a method.
+
+    Attributes:
+        most: Largest cohort with `cohort = auto`.
+    """
+
+    most: int
 
     def admit(self, member: object) -> bool:
         """Return whether a client can be trained together with others, and prepare it for `BaseClient.begin`.

@@ -1,6 +1,7 @@
 """Train clients of a hypernetwork's heads together, from one H_0: see `hyperfl_flwr.training.shared_heads`."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clients.engine.base import BaseClient
+from clients.engine.cohort_training import MOST_TOGETHER
+from clients.engine.stacked_cohort import step_activations
+from hyperfl_flwr.core.lockstep import run_in_lockstep
 from hyperfl_flwr.training.factored_sgd import SPARE_UNITS
 from hyperfl_flwr.training.shared_heads import HeadsOnShared, HeadSteps, SharedHeads, finish_alone
 
@@ -98,12 +102,15 @@ class HeadCohort:
     """Trains clients together that start from one H_0; see `CohortTraining`.
 
     Args:
-        weight: H_0 [p, P], on the CPU.
+        weight: H_0 [p, P], on the device that trains.
         units: Units whose rows of H_0 are read for all clients, see `SharedHeads`.
+        stacked: Whether a step is one for all clients, see `hyperfl_flwr.training.hyperfl_cohort`.
     """
 
-    def __init__(self, weight: Tensor, units: Tensor) -> None:
-        self._weight, self._shared = weight, SharedHeads(weight, units)
+    most = MOST_TOGETHER
+
+    def __init__(self, weight: Tensor, units: Tensor, *, stacked: bool) -> None:
+        self._weight, self._shared, self._stacked = weight, SharedHeads(weight, units), stacked
 
     def admit(self, member: object) -> bool:
         """Let a client share H_0, and return whether it can be trained in the cohort.
@@ -118,10 +125,17 @@ class HeadCohort:
     def memory_of(self, member: object) -> int:
         """Return the bytes of a client's rows and vectors."""
         rows = self._num_steps(member) + SPARE_UNITS + VECTORS
-        return rows * self._weight.shape[1] * self._weight.element_size()
+        if not self._stacked:
+            return rows * self._weight.shape[1] * self._weight.element_size()
+        assert isinstance(member, HeadClient)
+        numbers = (2 * rows + len(self._weight)) * self._weight.shape[1] + step_activations(member)
+        return numbers * self._weight.element_size()
 
     def train(self, members: Sequence[tuple[object, np.random.Generator]]) -> list[dict[str, float] | Exception]:
         """Train the clients together, see `CohortTraining`."""
+        if self._stacked:
+            works = [partial(member.train, rng) for member, rng in members if isinstance(member, HeadClient)]
+            return run_in_lockstep(works, stacks_training=True)
         found: list[dict[str, float] | Exception] = []
         clients = [(member, rng) for member, rng in members if isinstance(member, HeadClient)]
         losses = self._shared.finish([client.begin_steps(rng) for client, rng in clients])

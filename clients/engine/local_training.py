@@ -13,7 +13,7 @@ from hyperfl_flwr.core.setting_types import resolved_number
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.privacy.release import Release
 from hyperfl_flwr.privacy.spent import noisy_steps
-from hyperfl_flwr.training.local_sgd import Epochs, Objective, ParameterSet, TrainingData, train_epochs
+from hyperfl_flwr.training.local_sgd import Epochs, Objective, ParameterSet, TrainingData
 from hyperfl_flwr.training.private_sgd import (
     Companion,
     NoisyEpochs,
@@ -22,6 +22,7 @@ from hyperfl_flwr.training.private_sgd import (
     train_private_epochs,
 )
 from hyperfl_flwr.training.public_training import LocalSteps, PublicTraining
+from hyperfl_flwr.training.stacked_sgd import train_in_cohort
 
 STEPS = "private-steps"
 """Metric: number of noisy steps that a client took in a round; what it reports is that of all its rounds so far.
@@ -139,7 +140,7 @@ class LocalTraining:
         data, epochs, noise = self.training_data(), self.epochs(), self.step_noise()
         if noise is None:
             every = [*sets, *(companion.part for companion in companions)]
-            return {"train-loss": train_epochs(network, every, data, epochs, rng, self.objective())}
+            return {"train-loss": train_in_cohort(network, every, data, epochs, rng, self.objective())}
         return noisy_metrics(train_private_epochs(network, sets, data, epochs, noise, companions))
 
     def check_release(self, release: Release | None, metrics: Mapping[str, object]) -> None:

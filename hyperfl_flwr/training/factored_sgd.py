@@ -32,7 +32,7 @@ SPARE_UNITS = 8
 """Number of units that may become used before the matrix has to be moved."""
 
 
-class _Factors:
+class StepFactors:
     """Coefficients of the terms of H and of the momentum buffer V: first H_0, then V_0, then one per step's z g^T."""
 
     def __init__(self, rows: int, learning_rate: float, momentum: float, weight_decay: float) -> None:
@@ -107,7 +107,7 @@ class FactoredHeads:
             raise ValueError(f"rows must be positive, got {rows}")
         self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
         self._settings = (learning_rate, momentum, weight_decay)
-        self._factors = _Factors(self.rows, *self._settings)
+        self._factors = StepFactors(self.rows, *self._settings)
         self._by_age = send(self._factors.by_age().to(weight.dtype), weight.device)
         self._bias_buffer = None if bias is None else torch.zeros_like(bias)
         # Rows of H_0 end where the gradients begin and grow upwards, so that all used rows are contiguous.

@@ -8,12 +8,12 @@ here, since HyperFL's round is the same with one and five.
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hyperfl_flwr.models.target import Target
-from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, TrainingData, train_epochs
+from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, TrainingData
 from hyperfl_flwr.training.private_sgd import NoisyEpochs, StepNoise, train_private_epochs
+from hyperfl_flwr.training.stacked_sgd import train_in_cohort
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +56,9 @@ def train_fedrep(
     Returns:
         Mean training loss of the last pass, in nats.
     """
-
-    def predict(images: Tensor) -> Tensor:
-        logits: Tensor = classifier(extractor(images))
-        return logits
-
-    _train_head(extractor, classifier, data, epochs, rates, rng)
-    return train_epochs(predict, [_body(extractor, rates)], data, epochs, rng)
+    model = Target(extractor, classifier)
+    _train_head(model, data, epochs, rates, rng)
+    return train_in_cohort(model, [_body(extractor, rates)], data, epochs, rng)
 
 
 def train_centaur(
@@ -93,32 +89,22 @@ def train_centaur(
     """
     extractor, classifier = model.extractor, model.classifier
     if not noised_head:
-        _train_head(extractor, classifier, data, epochs, rates, rng)
+        _train_head(model, data, epochs, rates, rng)
         return train_private_epochs(model, [_body(extractor, rates)], data, epochs, noise)
     model.requires_grad_(True)
     return train_private_epochs(model, [_body(extractor, rates), _head(classifier, rates)], data, epochs, noise)
 
 
 def _train_head(
-    extractor: nn.Module,
-    classifier: nn.Linear,
-    data: TrainingData,
-    epochs: Epochs,
-    rates: FedRepRates,
-    rng: np.random.Generator,
+    model: Target, data: TrainingData, epochs: Epochs, rates: FedRepRates, rng: np.random.Generator
 ) -> None:
     """Train the classifier with a constant extractor, and leave both ready for training the extractor alone."""
-
-    def fixed(images: Tensor) -> Tensor:
-        with torch.no_grad():  # only the classifier needs a graph
-            features = extractor(images)
-        logits: Tensor = classifier(features)
-        return logits
-
-    classifier.requires_grad_(True)
-    train_epochs(fixed, [_head(classifier, rates)], data, replace(epochs, epochs=rates.classifier_epochs), rng)
-    classifier.requires_grad_(False)
-    extractor.requires_grad_(True)
+    model.extractor.requires_grad_(False)
+    model.classifier.requires_grad_(True)
+    passes = replace(epochs, epochs=rates.classifier_epochs)
+    train_in_cohort(model, [_head(model.classifier, rates)], data, passes, rng)
+    model.extractor.requires_grad_(True)
+    model.classifier.requires_grad_(False)
 
 
 def _head(classifier: nn.Linear, rates: FedRepRates) -> ParameterSet:

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hyperfl_flwr.core.optimisers import SGD
+from hyperfl_flwr.models.applied import AppliedNetwork
 from hyperfl_flwr.models.hypernetwork import Hypernetwork
 from hyperfl_flwr.models.losses import loss_of
+from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.training.factored_sgd import FactoredHeads
 from hyperfl_flwr.training.fedrep import FedRepRates
 from hyperfl_flwr.training.local_sgd import (
@@ -31,7 +33,8 @@ from hyperfl_flwr.training.local_sgd import (
     all_passes,
     train_epochs,
 )
-from hyperfl_flwr.training.shared_heads import HeadProduct, Heads, HeadsOnShared, HeadSteps, finish_alone
+from hyperfl_flwr.training.shared_heads import HeadProduct, Heads, HeadSteps, finish_alone
+from hyperfl_flwr.training.stacked_sgd import train_in_cohort
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,15 +109,9 @@ class HyperFLModel:
     def fixed(self) -> Predict:
         """Return a predictor with theta generated once, for evaluation and for step 1; only phi gets a graph."""
         flat = self.hypernetwork(self.embedding) if self.theta is None else self.theta
-        theta = self.hypernetwork.split(flat)
-
-        def predict(images: Tensor) -> Tensor:
-            with torch.no_grad():
-                features = functional_call(self.extractor, theta, (images,))
-            logits: Tensor = self.classifier(features)
-            return logits
-
-        return predict
+        values = {f"extractor.{name}": value for name, value in self.hypernetwork.split(flat).items()}
+        values |= {f"classifier.{name}": value for name, value in self.classifier.named_parameters()}
+        return AppliedNetwork(Target(self.extractor, self.classifier), values)
 
 
 def train_hyperfl(
@@ -132,13 +129,13 @@ def train_hyperfl(
     Returns:
         Mean training loss of the last epoch of step 2, in nats.
     """
-    _train_classifier(model, data, epochs, rates, rng)
+    train_classifier(model, data, epochs, rates, rng)
     if rates.factored:
         return _step2_factored(model, data, epochs, rates, rng)
     return _step2_plain(model, data, epochs, rates, rng)
 
 
-def _train_classifier(
+def train_classifier(
     model: HyperFLModel, data: TrainingData, epochs: Epochs, rates: HyperFLRates, rng: np.random.Generator
 ) -> None:
     """Take step 1: one epoch on phi. Afterwards no parameter of the model requires a gradient."""
@@ -146,7 +143,7 @@ def _train_classifier(
     _trainable([*phi, *model.hypernetwork.parameters(), model.embedding], False)
     _trainable(phi)
     step1 = [ParameterSet(parameters=phi, learning_rate=rates.classifier)]
-    train_epochs(model.fixed(), step1, data, replace(epochs, epochs=1), rng)
+    train_in_cohort(model.fixed(), step1, data, replace(epochs, epochs=1), rng)
     _trainable(phi, False)
 
 
@@ -169,36 +166,11 @@ def _step2_factored(
     model: HyperFLModel, data: TrainingData, epochs: Epochs, rates: HyperFLRates, rng: np.random.Generator
 ) -> float:
     """Train (varphi, v) without forming the gradients of the heads, see `hyperfl_flwr.training.factored_sgd`."""
-    optimiser = _optimiser(model, epochs, rates)
+    optimiser = hypernetwork_optimiser(model, epochs, rates)
     heads = FactoredHeads.of(model.hypernetwork, optimiser, steps=epochs.num_steps(len(data.train_labels)))
-    loss = finish_alone(_factored_steps(model, heads, optimiser, data, epochs, rates, rng))
+    loss = finish_alone(factored_steps(model, heads, optimiser, data, epochs, rates, rng))
     heads.materialise()
     return loss
-
-
-def train_with_shared_heads(
-    model: HyperFLModel,
-    heads: HeadsOnShared,
-    data: TrainingData,
-    epochs: Epochs,
-    rates: HyperFLRates,
-    rng: np.random.Generator,
-) -> HeadSteps:
-    """Return the steps of one local round as `train_hyperfl` takes them, for `SharedHeads.finish`.
-
-    The model's parameters change in place, except for H, whose matrix all clients of a cohort share: the result is in
-    `heads`.
-
-    Args:
-        model: The client's model; `rates.factored` must hold.
-        heads: Its heads at the start of the round.
-        data: The client's training samples.
-        epochs: Number of epochs E of step 2, and the settings of SGD for both steps.
-        rates: Step sizes.
-        rng: Order of the samples and augmentation.
-    """
-    _train_classifier(model, data, epochs, rates, rng)
-    return (yield from _factored_steps(model, heads, _optimiser(model, epochs, rates), data, epochs, rates, rng))
 
 
 def head_settings(epochs: Epochs, rates: HyperFLRates) -> dict[str, float]:
@@ -210,7 +182,7 @@ def head_settings(epochs: Epochs, rates: HyperFLRates) -> dict[str, float]:
     }
 
 
-def _optimiser(model: HyperFLModel, epochs: Epochs, rates: HyperFLRates) -> SGD:
+def hypernetwork_optimiser(model: HyperFLModel, epochs: Epochs, rates: HyperFLRates) -> SGD:
     """Return the optimiser of (varphi, v); it skips the heads, which get no gradient."""
     network = model.hypernetwork
     of_network = [network.head_weight, network.head_bias, *(() if model.frozen else network.hidden.parameters())]
@@ -220,7 +192,7 @@ def _optimiser(model: HyperFLModel, epochs: Epochs, rates: HyperFLRates) -> SGD:
     return SGD(groups, momentum=epochs.momentum, weight_decay=epochs.weight_decay)
 
 
-def _factored_steps(
+def factored_steps(
     model: HyperFLModel,
     heads: Heads,
     optimiser: SGD,

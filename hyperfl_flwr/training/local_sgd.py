@@ -14,6 +14,7 @@ from torch import Tensor
 from hyperfl_flwr.core.device import send
 from hyperfl_flwr.core.optimisers import SGD
 from hyperfl_flwr.models.losses import loss_of
+from hyperfl_flwr.training.weighted_order import weighted_order
 
 Predict = Callable[[Tensor], Tensor]
 """Maps images [B, C, H, W] to logits [B, K]."""
@@ -120,48 +121,42 @@ class Epochs:
         return (number - beta * (1 - beta**number) / (1 - beta)) / (1 - beta)
 
 
-def weighted_order(weights: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return the positions of the samples of one pass, in random order.
-
-    A sample of weight w occurs n w / sum(w) times on average. Systematic sampling keeps the numbers near that: a sample
-    occurs so often, rounded down or up, and so does the set of all samples of one weight, such as a class. With equal
-    weights, each occurs once. The mean gradient of a pass is then that of the weighted loss on average.
-
-    Args:
-        weights: Weights [n], at least 0 and not all 0.
-        rng: Source of the choice.
-
-    Returns:
-        Positions [n] in 0..n-1.
-    """
-    weights = weights / weights.max()  # so that their sum is finite
-    order = rng.permutation(len(weights))
-    order = order[np.argsort(weights[order], kind="stable")]
-    ends = np.cumsum(weights[order])
-    marks = (rng.random() + np.arange(len(order))) * (ends[-1] / len(order))
-    # The last sample has the largest weight, which is above 0; rounding must not move a mark behind it.
-    chosen = np.minimum(np.searchsorted(ends, marks, side="right"), len(order) - 1)
-    return rng.permutation(order[chosen])
-
-
 def pass_order(data: TrainingData, rng: np.random.Generator) -> NDArray[np.int64]:
     """Return the positions [n] of the samples of one pass, in random order: each once, or `weighted_order`."""
     weights = data.train_weights
     return rng.permutation(len(data.train_labels)) if weights is None else weighted_order(weights, rng)
 
 
-def batches(data: TrainingData, batch_size: int, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield one pass over the data in random order as (images, labels); the last batch may be shorter.
+def drawn_pass(
+    data: TrainingData, batch_size: int, rng: np.random.Generator
+) -> tuple[NDArray[np.int64], Tensor | None]:
+    """Draw one pass over the data: the positions [n] of its samples, and the random numbers of their augmentation.
 
     With weights, a pass has as many samples, some of them several times, others not at all.
+
+    Args:
+        data: The client's training samples.
+        batch_size: Samples per step; the last batch may be shorter.
+        rng: Source of both.
+
+    Returns:
+        The positions, and the random numbers [n, ...] in the same order; None without augmentation.
     """
-    images, labels, change = data.train_images, data.train_labels, data.augmentation
-    indices = torch.split(send(torch.from_numpy(pass_order(data, rng)), labels.device), batch_size)
+    order, change = pass_order(data, rng), data.augmentation
     if change is None:
+        return order, None
+    return order, change.draw([min(batch_size, len(order) - first) for first in range(0, len(order), batch_size)], rng)
+
+
+def batches(data: TrainingData, batch_size: int, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield one pass over the data in random order as (images, labels), see `drawn_pass`."""
+    images, labels, change = data.train_images, data.train_labels, data.augmentation
+    order, drawn = drawn_pass(data, batch_size, rng)
+    indices = torch.split(send(torch.from_numpy(order), labels.device), batch_size)
+    if change is None or drawn is None:
         yield from ((images[index], labels[index]) for index in indices)
         return
-    drawn = send(change.draw([len(index) for index in indices], rng), labels.device)
-    for index, some in zip(indices, torch.split(drawn, batch_size), strict=True):
+    for index, some in zip(indices, torch.split(send(drawn, labels.device), batch_size), strict=True):
         yield change(images[index], some), labels[index]
 
 

@@ -17,20 +17,16 @@ units belong to the client that uses them.
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from hyperfl_flwr.training.factored_array import FactoredArray
 from hyperfl_flwr.training.factored_sgd import FactoredHeads
 
 CACHED_BYTES = 1 << 21
 """Size in bytes of p rows of a block of columns; about half of the rows are read."""
-
-FORMED_ELEMENTS = 1 << 16
-"""Number of elements of H_k to form at a time, so that they stay in the processor's cache."""
 
 
 class Heads(Protocol):
@@ -83,7 +79,7 @@ def finish_alone(steps: HeadSteps) -> float:
 
 
 class SharedHeads:
-    """H_0 of all clients of a cohort, on the CPU.
+    """H_0 of all clients of a cohort.
 
     Args:
         weight: H_0 [p, P], contiguous; never changed.
@@ -163,6 +159,9 @@ class HeadsOnShared(FactoredHeads):
 
     It holds one row of P floats per step, and the rows of H_0 that only this client uses.
 
+    Attributes:
+        shared: H_0.
+
     Args:
         shared: H_0.
         bias: c [P], changed in place by every step.
@@ -191,17 +190,17 @@ class HeadsOnShared(FactoredHeads):
             rows=steps,
             skip_zeros=True,
         )
-        self._shared = shared
+        self.shared = shared
         self._unused[shared.units] = False
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return theta [P] of the hidden activation z [p] under the current weights."""
-        (of_shared,) = self._shared.forward([hidden])
+        (of_shared,) = self.shared.forward([hidden])
         return self.forward_from(hidden, of_shared)
 
     def backward(self, gradient: Tensor) -> Tensor:
         """Return dL/dz [p] = H dL/dtheta, of g = dL/dtheta [P]; 0 for units that have never been used."""
-        (of_shared,) = self._shared.backward([gradient])
+        (of_shared,) = self.shared.backward([gradient])
         return self.backward_from(gradient, of_shared)
 
     @torch.no_grad()
@@ -212,7 +211,18 @@ class HeadsOnShared(FactoredHeads):
     @torch.no_grad()
     def backward_from(self, gradient: Tensor, of_shared: Tensor) -> Tensor:
         """Return dL/dz [p] from the part of the shared rows, see `SharedHeads.backward`."""
-        return super().backward(gradient).index_add_(0, self._shared.units, of_shared, alpha=self._factors.weights[0])
+        return super().backward(gradient).index_add_(0, self.shared.units, of_shared, alpha=self._factors.weights[0])
+
+    def take(self, rows: Tensor, activations: Tensor) -> None:
+        """Take over all steps of a client, which were taken elsewhere; c is changed there, too.
+
+        Args:
+            rows: The scaled gradient g_j of each step [t, P].
+            activations: The hidden activation z_j of each step [t, p].
+        """
+        self._stack, self._activations, self._begin, self._count = rows, activations, 0, len(rows)
+        for step in range(len(rows)):
+            self._factors.step(step)
 
     def materialise(self) -> None:
         """Refuse to change H_0, which other clients share.
@@ -222,68 +232,9 @@ class HeadsOnShared(FactoredHeads):
         """
         raise TypeError("heads on a shared H_0 are not written into it; use `result`")
 
-    def result(self) -> "FactoredArray":
+    def result(self) -> FactoredArray:
         """Return the current weights H_k; must be the last call."""
         left = self._past_activations() * self._step_weights()[:, None]
         right = self._stack[self._begin : self._begin + self._count]
         factor = float(self._factors.weights[0])
-        return FactoredArray(base=self.weight, base_bound=self._shared.bound, factor=factor, left=left, right=right)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FactoredArray:
-    """The matrix a H_0 + L^T R, formed by blocks of columns; its elements do not depend on how many are formed.
-
-    Attributes:
-        base: H_0 [p, P], on the CPU.
-        base_bound: Largest magnitude of its elements.
-        factor: a.
-        left: L [t, p].
-        right: R [t, P].
-    """
-
-    base: Tensor
-    base_bound: float
-    factor: float
-    left: Tensor
-    right: Tensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape (p, P)."""
-        return tuple(self.base.shape)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the elements."""
-        return np.dtype(str(self.base.dtype).removeprefix("torch."))
-
-    @cached_property
-    def bound(self) -> float:
-        """A number that no magnitude of an element exceeds; NaN or infinite if a factor is not finite."""
-        if not len(self.left):
-            return abs(self.factor) * self.base_bound
-        # A row's norm bounds its magnitudes in one pass.
-        of_rows = torch.linalg.vector_norm(self.right, dim=1) * self.left.abs().amax(dim=1)
-        return (abs(self.factor) * self.base_bound + float(of_rows.sum())) * (1 + 1e-3)  # for rounding
-
-    def columns(self) -> Iterator[tuple[slice, NDArray[Any]]]:
-        """Yield the matrix in blocks of columns [p, w], each with its slice; a block is valid until the next one."""
-        width = max(1, FORMED_ELEMENTS // len(self.base))
-        buffer = torch.empty(len(self.base) * width, dtype=self.base.dtype)
-        transposed = self.left.t()
-        for first in range(0, self.base.shape[1], width):
-            part = slice(first, first + width)
-            base = self.base[:, part]
-            block = buffer[: base.numel()].view(base.shape)
-            torch.mul(base, self.factor, out=block)
-            if len(self.left):
-                block.addmm_(transposed, self.right[:, part])
-            yield part, block.numpy()
-
-    def formed(self) -> NDArray[Any]:
-        """Return the matrix [p, P]."""
-        array = np.empty(self.shape, self.dtype)
-        for part, block in self.columns():
-            array[:, part] = block
-        return array
+        return FactoredArray(base=self.weight, base_bound=self.shared.bound, factor=factor, left=left, right=right)

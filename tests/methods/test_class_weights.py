@@ -21,7 +21,8 @@ from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.data.sample_weights import Weighting
 from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.protocol.queries import JoiningStep
-from hyperfl_flwr.training.local_sgd import batches, weighted_order
+from hyperfl_flwr.training.local_sgd import batches
+from hyperfl_flwr.training.weighted_order import weighted_order
 
 ONE_CLASS = ",".join("1" if number == 0 else "0" for number in range(10))
 

@@ -16,6 +16,7 @@ from pretended_device import DEVICE, MixedDevicesError, PretendedDevice
 import hyperfl_flwr.app.node
 import hyperfl_flwr.launch.planning
 from hyperfl_flwr.core.device import send
+from hyperfl_flwr.core.lockstep import Member
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.augmentation import Augmentation
 from hyperfl_flwr.data.federated_data import ClientData
@@ -42,6 +43,19 @@ order."""
 Train = Callable[..., tuple[list[dict[str, Any]], PretendedDevice]]
 
 
+RUN = Member._run
+
+
+def in_thread(device: PretendedDevice) -> Callable[[Member], None]:
+    """Return `Member._run` with the device active in the member's thread."""
+
+    def run(member: Member) -> None:
+        with device.elsewhere():
+            RUN(member)
+
+    return run
+
+
 @pytest.fixture
 def train(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> Train:
     """Return a function that runs a federation on the device, and returns its metrics and the device."""
@@ -49,6 +63,7 @@ def train(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> Train:
 
     def run(method: str, **changes: Scalar) -> tuple[list[dict[str, Any]], PretendedDevice]:
         with PretendedDevice() as device:
+            monkeypatch.setattr(Member, "_run", in_thread(device))
             return metrics(federate(method, 1, num_clients=CLIENTS, **changes)), device
 
     return run

@@ -12,6 +12,7 @@ from plain import random_samples
 
 from clients.engine import cohort_trainer
 from clients.engine.cohort_trainer import trainer_of
+from clients.engine.cohort_training import CohortTraining
 from clients.engine.context import ClientContext
 from clients.engine.head_cohort import HeadCohort
 from clients.hyperfl import HyperFLClient
@@ -27,7 +28,8 @@ from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.protocol.arrays import SharedArrays, Uploads, formed, not_finite
 from hyperfl_flwr.protocol.messages import Reduction, Request
 from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
-from hyperfl_flwr.training.shared_heads import FactoredArray
+from hyperfl_flwr.training import hyperfl_cohort
+from hyperfl_flwr.training.factored_array import FactoredArray
 
 SIZES = (7, 50, 123)
 """Training samples of the clients: 2, 10 and 26 steps of 10 samples."""
@@ -49,8 +51,22 @@ class Uploaded:
         self.arrays.append({key: formed(value).copy() for key, value in arrays.items()})
 
 
+class StackedClient(HyperFLClient):
+    """A client whose steps are stacked, as on a GPU."""
+
+    @classmethod
+    def together(cls, config: RunConfig, received: SharedArrays, device: torch.device) -> CohortTraining | None:
+        """Return the cohort of the CPU, with stacked steps."""
+        cohort = super().together(config, received, device)
+        assert isinstance(cohort, HeadCohort)
+        cohort._stacked = True
+        return cohort
+
+
 class Node:
     """A node with a client for each size; its clients' state is in a folder."""
+
+    kind: type[HyperFLClient] = HyperFLClient
 
     def __init__(self, folder: Path, cohort: str | int, sizes: Sequence[int] = SIZES, **changes: Any) -> None:
         settings = default_settings() | SETTINGS | {"num-clients": len(sizes), "cohort": cohort}
@@ -73,7 +89,7 @@ class Node:
             test_images=test.train_images.to(dtype), test_labels=test.train_labels, augmentation=None, num_classes=10,
         )  # fmt: skip
         state = PrivateState(self.folder, "0" * 16, client)
-        return HyperFLClient(
+        return self.kind(
             ClientContext(config=self.config, client=client, data=data, device=torch.device("cpu"), state=state)
         )
 
@@ -86,7 +102,7 @@ class Node:
 
     def train(self, total: Any, number: int = 1, clients: Sequence[int] | None = None) -> CohortResult:
         """Train clients in a round, by default all."""
-        trainer = trainer_of(HyperFLClient, self.config, torch.device("cpu"), self.make)
+        trainer = trainer_of(self.kind, self.config, torch.device("cpu"), self.make)
         request = self.request(number, range(len(self.sizes)) if clients is None else clients)
         return train_cohort(trainer, request, Received(shared=self.sent), total, send_details=True)
 
@@ -133,6 +149,47 @@ def assert_equal_rounds(one: Node, other: Node, tolerance: float) -> None:
                 np.testing.assert_allclose(stored[key], value, rtol=100 * tolerance, atol=100 * tolerance, err_msg=key)
         for (_, size, some), (_, examples, others) in zip(numbers(result), numbers(expected), strict=True):
             assert (size, some) == (examples, pytest.approx(others, rel=100 * tolerance))
+
+
+class StackedNode(Node):
+    """A node of which all clients take one step together."""
+
+    kind = StackedClient
+
+
+@pytest.mark.parametrize("embedding", ["trained", "per-client", "common-frozen"])
+@pytest.mark.parametrize("clip_norm", [0.5, 0.0])
+@pytest.mark.usefixtures("float64")
+def test_stacked_steps_equal_one_by_one(embedding: str, clip_norm: float, tmp_path: Path) -> None:
+    """In float64 to 1e-12, for clients of unequal sizes, over two rounds."""
+    changes = {"hyperfl.embedding": embedding, "hyperfl.clip-norm": clip_norm}
+    one, other = StackedNode(tmp_path / "stacked", 3, **changes), Node(tmp_path / "alone", "one-by-one", **changes)
+    trained: list[int] = []
+    train = hyperfl_cohort._train
+
+    def counted(requests: Sequence[hyperfl_cohort.StackedHeadTraining]) -> list[float]:
+        trained.append(len(requests))
+        return train(requests)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hyperfl_cohort, "_train", counted)
+        assert_equal_rounds(one, other, 1e-12)
+    assert trained == [3, 3]
+
+
+def test_a_failing_client_leaves_a_stacked_cohort(tmp_path: Path) -> None:
+    """With NaN in its data, a full disk or a wrong label; the others have what they have alone."""
+    expected, reference = Node(tmp_path / "without", "one-by-one").uploads()
+    for node, problem in broken_nodes(tmp_path, StackedNode):
+        arrays, result = node.uploads()
+        assert [failure.client for failure in result.failures] == [1]
+        assert result.failures[0].reason.startswith(problem)
+        assert [one.client for one in result.results] == [0, 2]
+        for found, wanted in zip(arrays, (expected[0], expected[2]), strict=True):
+            for key, value in wanted.items():
+                moved = float(np.abs(value - node.sent[key]).max())
+                np.testing.assert_allclose(found[key], value, rtol=0, atol=1e-4 * moved + 1e-7, err_msg=key)
+    assert not reference.failures
 
 
 @pytest.mark.parametrize("embedding", ["trained", "per-client", "common-frozen"])
@@ -201,9 +258,9 @@ def test_clipped_uploads_are_those_of_one_by_one(tmp_path: Path) -> None:
             np.testing.assert_allclose(arrays[key], value, rtol=0, atol=1e-6, err_msg=key)
 
 
-def broken_nodes(folder: Path) -> Iterator[tuple[Node, str]]:
+def broken_nodes(folder: Path, kind: type[Node] = Node) -> Iterator[tuple[Node, str]]:
     """Yield nodes of which the client 1 fails, in the middle of a cohort, and the error."""
-    loading = Node(folder / "loading", 3)
+    loading = kind(folder / "loading", 3)
     make = loading.make
 
     def without_images(client: int) -> HyperFLClient:
@@ -214,11 +271,11 @@ def broken_nodes(folder: Path) -> Iterator[tuple[Node, str]]:
 
     loading.make = without_images  # type: ignore[method-assign]
     yield loading, "FloatingPointError: embedding/v is not finite after training"
-    storing = Node(folder / "storing", 3)
+    storing = kind(folder / "storing", 3)
     (folder / "storing").mkdir()
     (folder / "storing" / "client-00001").write_text("a file where the client's folder should be")
     yield storing, "StateError: the state of client 1 after round 1 is not stored"
-    stepping = Node(folder / "stepping", 3)
+    stepping = kind(folder / "stepping", 3)
     make_stepping = stepping.make
 
     def without_labels(client: int) -> HyperFLClient:

@@ -8,9 +8,9 @@ import torch
 from pretrained_bodies import CIFAR, built
 from torch import nn
 
+from hyperfl_flwr.core.lockstep import run_in_lockstep
 from hyperfl_flwr.models.lowered import in_bfloat16
 from hyperfl_flwr.models.pretrained.network import PretrainedExtractor, PretrainedTarget
-from hyperfl_flwr.models.pretrained.together import run_together
 
 pytestmark = pytest.mark.usefixtures("resnet18_chosen")
 
@@ -50,7 +50,9 @@ def test_clients_that_pass_the_body_together(dtype: torch.dtype) -> None:
     torch.set_default_dtype(dtype)
     try:
         together, alone = ([built("lpm-resnet18").to(dtype) for _ in works] for _ in range(2))
-        results = run_together([training(each, seed, *works[seed]) for each, seed in zip(together, works, strict=True)])
+        results = run_in_lockstep(
+            [training(each, seed, *works[seed]) for each, seed in zip(together, works, strict=True)]
+        )
         for target, other, seed, result in zip(together, alone, works, results, strict=True):
             if seed == FAILING:
                 assert isinstance(result, FloatingPointError)
@@ -67,7 +69,7 @@ def test_precision_reaches_the_shared_pass() -> None:
     """With bfloat16, clients have the same results together and alone, and others than with float32."""
     images = torch.randn(4, *CIFAR)
     target, plain = in_bfloat16(built("lpm-resnet18")), built("lpm-resnet18")
-    (together,) = run_together([lambda: target.extractor(images).detach()])
+    (together,) = run_in_lockstep([lambda: target.extractor(images).detach()])
     assert isinstance(together, torch.Tensor)
     assert torch.equal(together, target.extractor(images))
     assert not torch.equal(together, plain.extractor(images))
@@ -80,13 +82,13 @@ def test_no_graph_is_kept_for_a_pass_without_gradients() -> None:
         with torch.no_grad():
             return bool(target.extractor(torch.randn(2, *CIFAR)).requires_grad)
 
-    assert run_together([work, work]) == [False, False]
+    assert run_in_lockstep([work, work]) == [False, False]
 
 
 def test_a_client_may_step_before_others_ask_for_their_gradients() -> None:
     """One client is a forward pass ahead of the other, so that their backward passes come at different times."""
     results = []
-    for run in (run_together, lambda works: [work() for work in works]):
+    for run in (run_in_lockstep, lambda works: [work() for work in works]):
         targets = [built("lpm-resnet18") for _ in range(2)]
         results.append(run([ahead(target, number) for number, target in enumerate(targets)]))
     assert results[0] == pytest.approx(results[1], rel=1e-5)
@@ -120,7 +122,7 @@ def test_threads_end_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -> N
     target = built("lpm-resnet18")
     monkeypatch.setattr(PretrainedExtractor, "body_features", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        run_together([training(target, 1, 1), training(target, 2, 1)])
+        run_in_lockstep([training(target, 1, 1), training(target, 2, 1)])
     for thread in [thread for thread in threading.enumerate() if thread is not threading.current_thread()]:
         thread.join(5)
     assert threading.active_count() <= before

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from hyperfl_flwr.core.lockstep import current_member
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.initialisation import SelfInitialised, ordinary_parameters
 from hyperfl_flwr.models.pretrained.adapters import ADAPTERS
 from hyperfl_flwr.models.pretrained.bodies import BodyPlan, plan_body
 from hyperfl_flwr.models.pretrained.names import PretrainedName, parse
-from hyperfl_flwr.models.pretrained.together import current_member
+from hyperfl_flwr.models.pretrained.together import features_of_member
 from hyperfl_flwr.models.pretrained.weights import body_on, load_body
 from hyperfl_flwr.models.target import Target
 
@@ -56,7 +57,7 @@ class PretrainedExtractor(nn.Module, SelfInitialised):
         member = current_member()
         if member is None or images.requires_grad:
             return self._projected(self.body_features(images, [len(images)], [list(self.adapters.parameters())]))
-        return self._projected(member.features(self, images))
+        return self._projected(features_of_member(member, self, images))
 
     def body_features(self, images: Tensor, sizes: Sequence[int], values: Sequence[Sequence[Tensor]]) -> Tensor:
         """Return the body's features of the batches of several clients with equal networks, in one pass.

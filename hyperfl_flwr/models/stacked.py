@@ -1,0 +1,176 @@
+"""Apply K networks of one form, each with parameters of its own, to a batch of samples each, in one pass.
+
+A GPU computes a small network's step in microseconds, but needs several for each operator that is started. One operator
+for K networks costs little more than for one. Linear layers are batched matrix products. A convolution is one of two
+forms with equal results up to rounding, see `Convolution`: which is faster depends on the device, see
+`python -m benchmarks.stacked`.
+
+Between the layers, images are [K, B, C, H, W] and features [K, B, F]. K networks are independent: numbers that are not
+finite stay in their own network.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hyperfl_flwr.models.target import Target
+from hyperfl_flwr.models.targets import ChannelsLast
+
+Convolution = Callable[[nn.Conv2d, Tensor, Tensor, Tensor | None], Tensor]
+"""Maps (layer, images [K, B, C, H, W], weight [K, O, C, h, w], bias [K, O]) to images [K, B, O, H', W']."""
+
+ELEMENTWISE = (
+    nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Hardtanh, nn.Identity,
+    ChannelsLast,
+)  # fmt: skip
+"""Layers without parameters that map each number by itself."""
+
+POOLING = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+"""Layers without parameters that map each channel of an image by itself."""
+
+NESTED = (nn.Sequential, Target)
+"""Layers that apply their children one after the other."""
+
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Where a layer keeps functions that are called when it is applied; torch has no public names for these."""
+
+
+def is_stackable(network: nn.Module) -> bool:
+    """Return whether `StackedNetwork` can apply a network: it has only layers of the kinds above, in their plain form.
+
+    Layers whose samples depend on each other (batch statistics) or on random numbers (dropout) are not among them.
+    """
+    return all(_is_known(layer) for layer in network.modules())
+
+
+def _is_known(layer: nn.Module) -> bool:
+    """Return whether a layer is of a known kind, is computed as its class does, and has no hooks."""
+    if "forward" in vars(layer) or any(getattr(layer, name) for name in HOOKS):
+        return False
+    if isinstance(layer, nn.Conv2d):
+        return (
+            type(layer) is nn.Conv2d
+            and layer.groups == 1
+            and layer.padding_mode == "zeros"
+            and (not isinstance(layer.padding, str))
+        )
+    if isinstance(layer, nn.Flatten):
+        return type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1)
+    return type(layer) in (nn.Linear, *ELEMENTWISE, *POOLING, *NESTED)
+
+
+@dataclass(frozen=True)
+class StackedNetwork:
+    """A network of a form that `is_stackable`, with K sets of parameters.
+
+    Attributes:
+        network: The form; its own parameters are not used.
+        convolution: How convolutions are computed.
+    """
+
+    network: nn.Module
+    convolution: Convolution
+
+    def __call__(self, values: Mapping[str, Tensor], samples: Tensor) -> Tensor:
+        """Return the outputs [K, B, ...] for samples [K, B, ...].
+
+        Args:
+            values: The parameters [K, *shape], by the name that they have in the network.
+            samples: K batches of images [K, B, C, H, W] or feature vectors [K, B, D].
+        """
+        return self._apply(self.network, "", values, samples)
+
+    def _apply(self, layer: nn.Module, prefix: str, values: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        if isinstance(layer, NESTED):
+            for name, child in layer.named_children():
+                inputs = self._apply(child, f"{prefix}{name}.", values, inputs)
+            return inputs
+        if isinstance(layer, nn.Flatten):
+            return inputs.flatten(2)
+        if isinstance(layer, POOLING):
+            return _each_channel(layer, inputs)
+        if isinstance(layer, ELEMENTWISE):
+            outputs: Tensor = layer(inputs) if not isinstance(layer, ChannelsLast) else inputs
+            return outputs
+        weight, bias = values[f"{prefix}weight"], values.get(f"{prefix}bias")
+        if isinstance(layer, nn.Conv2d):
+            return self.convolution(layer, inputs, weight, bias)
+        products = torch.bmm(inputs, weight.transpose(1, 2))
+        return products if bias is None else products + bias[:, None]
+
+
+def _each_channel(layer: nn.Module, images: Tensor) -> Tensor:
+    """Apply a layer to each channel of images [K, B, C, H, W], which keep the order of their numbers in memory."""
+    channels_first = images.transpose(1, 2)
+    pooled: Tensor = layer(channels_first.flatten(0, 1))
+    return pooled.view(*channels_first.shape[:2], *pooled.shape[1:]).transpose(1, 2)
+
+
+def grouped_convolution(layer: nn.Conv2d, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute K convolutions as one with K groups of channels; see `Convolution`."""
+    number, batch, channels, height, width = images.shape
+    grouped = images.transpose(0, 1).reshape(batch, number * channels, height, width)
+    found = functional.conv2d(
+        grouped, weight.flatten(0, 1), None if bias is None else bias.flatten(),
+        layer.stride, layer.padding, layer.dilation, number,
+    )  # fmt: skip
+    return found.view(batch, number, -1, *found.shape[2:]).transpose(0, 1)
+
+
+def product_convolution(layer: nn.Conv2d, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute K convolutions as matrix products with the windows of the images ("im2col"); see `Convolution`."""
+    padding = layer.padding if isinstance(layer.padding, tuple) else (0, 0)  # a text is not stackable
+    if any(padding):
+        images = functional.pad(images, (padding[1], padding[1], padding[0], padding[0]))
+    windows = images.transpose(1, 2)  # [K, C, B, H, W]
+    for axis in (0, 1):
+        windows = windows.unfold(3 + axis, layer.dilation[axis] * (layer.kernel_size[axis] - 1) + 1, layer.stride[axis])
+    windows = windows[..., :: layer.dilation[0], :: layer.dilation[1]]  # [K, C, B, H', W', h, w]
+    number, _, batch, height, width, _, _ = windows.shape
+    columns = windows.permute(0, 1, 5, 6, 2, 3, 4).reshape(number, -1, batch * height * width)
+    matrix = weight.flatten(2)
+    found = torch.bmm(matrix, columns) if bias is None else torch.baddbmm(bias[:, :, None], matrix, columns)
+    return found.view(number, -1, batch, height, width).transpose(1, 2)
+
+
+def convolution_for(device: torch.device) -> Convolution:
+    """Return the form of convolutions that was measured to be faster on a type of device."""
+    return CONVOLUTIONS["grouped" if device.type == "cpu" else "product"]
+
+
+CONVOLUTIONS: Mapping[str, Convolution] = {"grouped": grouped_convolution, "product": product_convolution}
+
+
+KEPT = 3
+"""Upper bound of the tensors that training keeps for each output of a layer: the output, its activation, a gradient."""
+
+
+def activations_of(network: nn.Module, shape: Sequence[int]) -> int:
+    """Return the number of numbers that a training step keeps of one sample, with their gradients.
+
+    Args:
+        network: A network that `is_stackable`, on the meta device.
+        shape: Shape of a sample.
+    """
+    total = 0
+
+    def counted(layer: nn.Conv2d, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        nonlocal total
+        found = grouped_convolution(layer, images, weight, bias)
+        total += KEPT * found.numel() + 2 * weight[0, 0].numel() * found[0, 0, 0].numel()  # windows, and their gradient
+        return found
+
+    samples = torch.empty(1, 1, *shape, device="meta")
+    values = {name: value.new_empty(1, *value.shape) for name, value in network.named_parameters()}
+    StackedNetwork(network, counted)(values, samples)
+    linear = sum(layer.out_features for layer in network.modules() if isinstance(layer, nn.Linear))
+    return total + KEPT * (linear + samples.numel())
+
+
+def stacked(tensors: Iterable[Tensor]) -> Tensor:
+    """Return tensors of one shape as [K, *shape], without their graphs."""
+    return torch.stack([tensor.detach() for tensor in tensors])
