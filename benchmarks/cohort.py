@@ -33,10 +33,10 @@ def cohort_round(work: Workload, program: str, folder: Path) -> Round:
         folder: Folder of the private state.
     """
     size = size_of(program)
-    received, kind, device = initial_arrays(work), client_of(work.method), torch.device("cpu")
+    received, kind, device = initial_arrays(work), client_of(work.method), torch.device(work.device)
     cohort = size if program.startswith(TOGETHER) else "one-by-one"
     config = work.config().model_copy(update={"cohort": cohort})
-    data = [client_data(work, client) for client in range(size)]
+    data = [client_data(work, client).to(device) for client in range(size)]
 
     def make(client: int) -> BaseClient:
         state = PrivateState(folder, "benchmark", client)

@@ -70,11 +70,13 @@ def included_files() -> list[str]:
 def worker_environment() -> dict[str, str]:
     """Return the environment of a process that runs the app without Flower's engine.
 
-    It passes on the checkout's commit. It adds this project's packages to the import path, because `python -P` leaves
-    the working directory out: packages there may have the same names.
+    It passes on the checkout's commit; outside a checkout, as in a container, that of the environment. It adds this
+    project's packages to the import path, because `python -P` leaves the working directory out: packages there may have
+    the same names.
     """
     paths = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
-    return training_environment() | {COMMIT_VARIABLE: commit(), "PYTHONPATH": paths}
+    version = commit() or os.environ.get(COMMIT_VARIABLE, "")
+    return training_environment() | {COMMIT_VARIABLE: version, "PYTHONPATH": paths}
 
 
 def commit() -> str:
