@@ -90,12 +90,11 @@ class HeadClient(BaseClient):
             return self._shared.weight
         return super().received_tensor(key, value)
 
-    def uploaded_arrays(self) -> list[Any]:
-        """Return the hypernetwork's arrays; in a cohort H as its factors."""
-        arrays = super().uploaded_arrays()
-        if self._heads is not None:
-            arrays[self.keys().index(HEAD_WEIGHT)] = self._heads.result()
-        return arrays
+    def uploaded_array(self, key: str, value: Tensor) -> Any:  # noqa: ANN401 - of numpy, or `BlockArray`
+        """Return an array of the hypernetwork; in a cohort H as its factors."""
+        if key == HEAD_WEIGHT and self._heads is not None:
+            return self._heads.result()
+        return super().uploaded_array(key, value)
 
 
 class HeadCohort:

@@ -1,6 +1,6 @@
 """The parameter groups of a client: load them from messages and from the node's disk, and store them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -104,7 +104,15 @@ class ParameterGroups:
 
     def uploaded_arrays(self) -> list[Any]:
         """Return the arrays of the uploaded groups: of numpy, or `BlockArray`."""
-        return [to_numpy(t) for group in self.uploaded_groups() for t in self.groups[group].state_dict().values()]
+        named = ((f"{group}/{name}", value) for group in self.uploaded_groups() for name, value in self._values(group))
+        return [self.uploaded_array(key, value) for key, value in named]
+
+    def _values(self, group: str) -> Iterable[tuple[str, Tensor]]:
+        return self.groups[group].state_dict().items()
+
+    def uploaded_array(self, key: str, value: Tensor) -> Any:  # noqa: ANN401 - of numpy, or `BlockArray`
+        """Return the array of a tensor of an uploaded group."""
+        return to_numpy(value)
 
     def load_group(self, group: str, tensors: Mapping[str, Tensor]) -> None:
         """Load one group's tensors into its module; tensors of other groups are ignored.

@@ -11,9 +11,11 @@ finite stay in their own network.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from hyperfl_flwr.models.target import Target
@@ -104,10 +106,9 @@ class StackedNetwork:
 
 
 def _each_channel(layer: nn.Module, images: Tensor) -> Tensor:
-    """Apply a layer to each channel of images [K, B, C, H, W], which keep the order of their numbers in memory."""
-    channels_first = images.transpose(1, 2)
-    pooled: Tensor = layer(channels_first.flatten(0, 1))
-    return pooled.view(*channels_first.shape[:2], *pooled.shape[1:]).transpose(1, 2)
+    """Apply a layer to each channel of images [K, B, C, H, W]."""
+    pooled: Tensor = layer(images.flatten(0, 1))
+    return pooled.view(*images.shape[:2], *pooled.shape[1:])
 
 
 def grouped_convolution(layer: nn.Conv2d, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -122,19 +123,58 @@ def grouped_convolution(layer: nn.Conv2d, images: Tensor, weight: Tensor, bias: 
 
 
 def product_convolution(layer: nn.Conv2d, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute K convolutions as matrix products with the windows of the images ("im2col"); see `Convolution`."""
+    """Compute K convolutions as matrix products with the windows of each image ("im2col"); see `Convolution`."""
+    found: Tensor = _ProductConvolution.apply(images, weight, bias, layer)
+    return found
+
+
+class _ProductConvolution(torch.autograd.Function):
+    """A product for each image: one for all images of a network would reduce over too many numbers in one place."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Conv2d) -> Tensor:  # noqa: ANN401
+        number, batch = images.shape[:2]
+        columns, size = _windows(layer, images)
+        matrix = weight.flatten(2)
+        each = matrix[:, None].expand(-1, batch, -1, -1).flatten(0, 1)
+        found = torch.bmm(each, columns).view(number, batch, -1, *size)
+        if bias is not None:
+            found += bias[:, None, :, None, None]
+        ctx.layer, ctx.shapes, ctx.has_bias = layer, (images.shape, weight.shape), bias is not None
+        ctx.save_for_backward(columns, each)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        columns, each = ctx.saved_tensors
+        layer, (shape, of_weight) = ctx.layer, ctx.shapes
+        number, batch, channels, height, width = shape
+        of_images = of_bias = None
+        flat = gradient.flatten(3).flatten(0, 1)
+        products = torch.bmm(flat, columns.transpose(1, 2)).view(number, batch, *of_weight[1:])
+        if ctx.has_bias:
+            of_bias = gradient.sum(dim=(1, 3, 4))
+        if ctx.needs_input_grad[0]:
+            folded = functional.fold(
+                torch.bmm(each.transpose(1, 2), flat), (height, width), layer.kernel_size, layer.dilation,
+                layer.padding, layer.stride,
+            )  # fmt: skip
+            of_images = folded.view(number, batch, channels, height, width)
+        return of_images, products.sum(dim=1), of_bias, None
+
+
+def _windows(layer: nn.Conv2d, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    """Return what a convolution sees at each place of each image [K B, C h w, H' W'], and the size (H', W')."""
     padding = layer.padding if isinstance(layer.padding, tuple) else (0, 0)  # a text is not stackable
     if any(padding):
         images = functional.pad(images, (padding[1], padding[1], padding[0], padding[0]))
-    windows = images.transpose(1, 2)  # [K, C, B, H, W]
+    windows = images.flatten(0, 1)
     for axis in (0, 1):
-        windows = windows.unfold(3 + axis, layer.dilation[axis] * (layer.kernel_size[axis] - 1) + 1, layer.stride[axis])
-    windows = windows[..., :: layer.dilation[0], :: layer.dilation[1]]  # [K, C, B, H', W', h, w]
-    number, _, batch, height, width, _, _ = windows.shape
-    columns = windows.permute(0, 1, 5, 6, 2, 3, 4).reshape(number, -1, batch * height * width)
-    matrix = weight.flatten(2)
-    found = torch.bmm(matrix, columns) if bias is None else torch.baddbmm(bias[:, :, None], matrix, columns)
-    return found.view(number, -1, batch, height, width).transpose(1, 2)
+        windows = windows.unfold(2 + axis, layer.dilation[axis] * (layer.kernel_size[axis] - 1) + 1, layer.stride[axis])
+    windows = windows[..., :: layer.dilation[0], :: layer.dilation[1]]  # [K B, C, H', W', h, w]
+    size = (windows.shape[2], windows.shape[3])
+    return windows.permute(0, 1, 4, 5, 2, 3).reshape(len(windows), -1, size[0] * size[1]), size
 
 
 def convolution_for(device: torch.device) -> Convolution:

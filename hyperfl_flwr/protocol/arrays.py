@@ -16,6 +16,16 @@ SharedArrays = dict[str, NDArray[Any]]
 """Shared parameters by `group/name`."""
 
 
+class DeviceTotal(Protocol):
+    """A sum of matrices in the memory of another device, such as a GPU."""
+
+    def add(self, matrix: Any, scale: float, grid: float) -> None:  # noqa: ANN401 - a matrix of the same device
+        """Add grid * rint(scale * matrix) to the sum, in float64; exact if grid is a power of two."""
+
+    def fetch(self) -> NDArray[np.float64]:
+        """Return the sum [p, P]."""
+
+
 class BlockArray(Protocol):
     """Interface: a matrix that is formed by blocks of columns, where all of it need not be in memory at once."""
 
@@ -36,6 +46,9 @@ class BlockArray(Protocol):
 
     def formed(self) -> NDArray[Any]:
         """Return the matrix [p, P], with the elements that `columns` yields."""
+
+    def new_total(self) -> DeviceTotal | None:
+        """Return an empty sum of matrices like this one on its device; None if that is this processor."""
 
 
 Uploads = Mapping[str, NDArray[Any] | BlockArray]

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperfl_flwr.protocol.arrays import BLOCK, BlockArray, SharedArrays, Uploads, blocks
+from hyperfl_flwr.protocol.arrays import BLOCK, BlockArray, DeviceTotal, SharedArrays, Uploads, blocks
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 
 HEADROOM_BITS = 6
@@ -57,7 +57,8 @@ class ReproducibleSum:
             need another level.
 
     Attributes:
-        levels: The sums so far; empty at the start.
+        levels: The sums so far, without those on other devices; empty at the start.
+        device_totals: Sums of level 0 on other devices, until `collect`.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class ReproducibleSum:
         max_num_examples: int,
     ) -> None:
         self.levels: Levels = {}
+        self.device_totals: dict[str, DeviceTotal] = {}
         self._received = received
         self._reductions = reductions
         self._max_num_examples = max_num_examples
@@ -95,6 +97,10 @@ class ReproducibleSum:
     def _add_columns(self, key: str, value: BlockArray, weight: float) -> None:
         """Add a matrix block by block; the sums are those of the formed matrix."""
         fits = value.bound * weight < 2.0 ** self.exponent(key)
+        if fits and (total := self.device_totals.get(key) or value.new_total()) is not None:
+            self.device_totals[key], grid = total, self._grid(key, 0)
+            total.add(value, weight / grid, grid)
+            return
         for columns, block in value.columns():
             part = (slice(None), columns)
             if fits:
@@ -105,9 +111,17 @@ class ReproducibleSum:
     def levels_of(self, arrays: SharedArrays, num_examples: int) -> Levels:
         """Return the sums that one client alone would have, without adding it; see `add`."""
         alone = copy.copy(self)
-        alone.levels = {}
+        alone.levels, alone.device_totals = {}, {}
         alone.add(arrays, num_examples)
+        alone.collect()
         return alone.levels
+
+    def collect(self) -> None:
+        """Add the sums on other devices to those of this processor; exact, as all sums of level 0."""
+        while self.device_totals:
+            key, total = self.device_totals.popitem()
+            sums = self._level(0, key)
+            np.add(sums, total.fetch().reshape(-1), out=sums)
 
     def merge(self, levels: Mapping[int, SharedArrays]) -> None:
         """Add the sums over other clients of the same round; exact, so the order of merges has no effect."""
@@ -207,6 +221,7 @@ class ReproducibleSum:
 
     def _take_total(self, key: str) -> NDArray[np.float64]:
         """Remove the sums of an array, and return their total."""
+        self.collect()
         # Only these additions round; the ascending order of the levels makes the result reproducible.
         total, *others = [self.levels[level].pop(key) for level in sorted(self.levels) if key in self.levels[level]]
         for other in others:
@@ -215,6 +230,7 @@ class ReproducibleSum:
 
     def sums(self, level: int) -> SharedArrays:
         """Return the sums of a level in the received shapes, as views."""
+        self.collect()
         return {key: value.reshape(self._received[key].shape) for key, value in self.levels.get(level, {}).items()}
 
     def _level(self, level: int, key: str) -> NDArray[np.float64]:

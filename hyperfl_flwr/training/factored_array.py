@@ -53,11 +53,12 @@ class FactoredArray:
 
     def columns(self) -> Iterator[tuple[slice, NDArray[Any]]]:
         """Yield the matrix in blocks of columns [p, w], each with its slice; a block is valid until the next one."""
-        if self.base.device.type != "cpu":  # there all of it is formed at once
-            whole = torch.addmm(self.base, self.left.t(), self.right, beta=self.factor).cpu().numpy()
-            yield slice(0, whole.shape[1]), whole
-            return
         width = max(1, FORMED_ELEMENTS // len(self.base))
+        if self.base.device.type != "cpu":
+            whole = self.on_device().cpu().numpy()
+            for first in range(0, whole.shape[1], width):
+                yield slice(first, first + width), whole[:, first : first + width]
+            return
         buffer = torch.empty(len(self.base) * width, dtype=self.base.dtype)
         transposed = self.left.t()
         for first in range(0, self.base.shape[1], width):
@@ -71,7 +72,40 @@ class FactoredArray:
 
     def formed(self) -> NDArray[Any]:
         """Return the matrix [p, P]."""
+        if self.base.device.type != "cpu":
+            whole: NDArray[Any] = self.on_device().cpu().numpy()
+            return whole
         array = np.empty(self.shape, self.dtype)
         for part, block in self.columns():
             array[:, part] = block
         return array
+
+    def on_device(self) -> Tensor:
+        """Return the matrix [p, P] where H_0 is."""
+        if not len(self.left):
+            return self.base * self.factor
+        return torch.addmm(self.base, self.left.t(), self.right, beta=self.factor)
+
+    def new_total(self) -> "FactoredTotal | None":
+        """Return an empty sum of such matrices on a GPU; None on a CPU, which adds blocks that are in its cache."""
+        return None if self.base.device.type == "cpu" else FactoredTotal(self.base)
+
+
+class FactoredTotal:
+    """A sum of matrices on a GPU, see `hyperfl_flwr.protocol.arrays.DeviceTotal`.
+
+    Args:
+        like: A tensor of the same shape [p, P] and device.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self._total = torch.zeros_like(like, dtype=torch.float64)
+
+    def add(self, matrix: FactoredArray, scale: float, grid: float) -> None:
+        """Add grid * rint(scale * matrix) to the sum."""
+        self._total.add_(matrix.on_device().double().mul_(scale).round_(), alpha=grid)
+
+    def fetch(self) -> NDArray[np.float64]:
+        """Return the sum [p, P]."""
+        found: NDArray[np.float64] = self._total.cpu().numpy()
+        return found

@@ -29,7 +29,7 @@ from hyperfl_flwr.protocol.arrays import SharedArrays, Uploads, formed, not_fini
 from hyperfl_flwr.protocol.messages import Reduction, Request
 from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
 from hyperfl_flwr.training import hyperfl_cohort
-from hyperfl_flwr.training.factored_array import FactoredArray
+from hyperfl_flwr.training.factored_array import FactoredArray, FactoredTotal
 
 SIZES = (7, 50, 123)
 """Training samples of the clients: 2, 10 and 26 steps of 10 samples."""
@@ -378,6 +378,35 @@ def test_sums_of_factors_are_those_of_the_formed_matrix(scale: float) -> None:
     assert (len(one.levels) > 1) is (scale > 1)
     for level in one.levels:
         assert one.sums(level)["h/w"].tobytes() == other.sums(level)["h/w"].tobytes()
+
+
+@pytest.mark.parametrize("scale", [0.1, 1e4])
+def test_sums_on_a_gpu_are_those_of_this_processor(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits; terms that are too large for level 0 are added here."""
+    arrays = [factored(factor, scale) for factor in (0.9, -0.3, 0.7)]
+    received = {"h/w": arrays[0].base.numpy()}
+    one, other = (
+        ReproducibleSum(received, {"h": Reduction.MEAN_BY_EXAMPLES}, num_clients=4, max_num_examples=9)
+        for _ in range(2)
+    )
+    monkeypatch.setattr(FactoredArray, "new_total", lambda self: FactoredTotal(self.base))
+    monkeypatch.setattr(FactoredArray, "columns", lambda self: iter([(slice(0, 3001), self.on_device().numpy())]))
+    for array, size in zip(arrays, (9, 4, 7), strict=True):
+        one.add({"h/w": array}, size)
+        other.add({"h/w": array.on_device().numpy()}, size)
+    assert len(one.device_totals) == (scale < 1)
+    alone, reference = (
+        total.levels_of({"h/w": value}, 5)
+        for total, value in ((one, arrays[0]), (other, arrays[0].on_device().numpy()))
+    )
+    assert len(one.device_totals) == (scale < 1)
+    for levels, expected in ((alone, reference), ({level: one.sums(level) for level in one.levels}, other.levels)):
+        assert list(levels) == list(expected)
+        for level, sums in levels.items():
+            assert sums["h/w"].tobytes() == expected[level]["h/w"].tobytes()
+    one.merge(reference)
+    other.merge(reference)
+    assert one.take_mean(25, 4)["h/w"].tobytes() == other.take_mean(25, 4)["h/w"].tobytes()
 
 
 @pytest.mark.parametrize(("factor", "scale", "finite"), [(1.0, 1.0, True), (1.0, 1e38, False), (np.nan, 1.0, False)])
