@@ -149,32 +149,59 @@ class _ProductConvolution(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         columns, each = ctx.saved_tensors
         layer, (shape, of_weight) = ctx.layer, ctx.shapes
-        number, batch, channels, height, width = shape
+        number, batch = shape[:2]
         of_images = of_bias = None
         flat = gradient.flatten(3).flatten(0, 1)
         products = torch.bmm(flat, columns.transpose(1, 2)).view(number, batch, *of_weight[1:])
         if ctx.has_bias:
             of_bias = gradient.sum(dim=(1, 3, 4))
         if ctx.needs_input_grad[0]:
-            folded = functional.fold(
-                torch.bmm(each.transpose(1, 2), flat), (height, width), layer.kernel_size, layer.dilation,
-                layer.padding, layer.stride,
-            )  # fmt: skip
-            of_images = folded.view(number, batch, channels, height, width)
+            of_images = _from_windows(layer, torch.bmm(each.transpose(1, 2), flat), shape, gradient.shape[3:])
         return of_images, products.sum(dim=1), of_bias, None
 
 
 def _windows(layer: nn.Conv2d, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
     """Return what a convolution sees at each place of each image [K B, C h w, H' W'], and the size (H', W')."""
-    padding = layer.padding if isinstance(layer.padding, tuple) else (0, 0)  # a text is not stackable
-    if any(padding):
-        images = functional.pad(images, (padding[1], padding[1], padding[0], padding[0]))
     windows = images.flatten(0, 1)
+    if any(_padding(layer)):
+        vertical, horizontal = _padding(layer)
+        windows = functional.pad(windows, (horizontal, horizontal, vertical, vertical))
     for axis in (0, 1):
-        windows = windows.unfold(2 + axis, layer.dilation[axis] * (layer.kernel_size[axis] - 1) + 1, layer.stride[axis])
+        windows = windows.unfold(2 + axis, _span(layer, axis), layer.stride[axis])
     windows = windows[..., :: layer.dilation[0], :: layer.dilation[1]]  # [K B, C, H', W', h, w]
     size = (windows.shape[2], windows.shape[3])
     return windows.permute(0, 1, 4, 5, 2, 3).reshape(len(windows), -1, size[0] * size[1]), size
+
+
+def _from_windows(layer: nn.Conv2d, windows: Tensor, shape: Sequence[int], size: Sequence[int]) -> Tensor:
+    """Return the sum over all places of gradients by window [K B, C h w, H' W'], as images of a shape [K, B, C, H, W].
+
+    torch's `fold` does the same, but takes 2.5 times as long on a GPU.
+    """
+    number, batch, channels, height, width = shape
+    vertical, horizontal = _padding(layer)
+    padded = (height + 2 * vertical, width + 2 * horizontal)
+    gradient = windows.view(number * batch, channels, *layer.kernel_size, *size).permute(0, 1, 4, 5, 2, 3)
+    if layer.dilation != (1, 1):
+        dilated = gradient.new_zeros(*gradient.shape[:4], _span(layer, 0), _span(layer, 1))
+        dilated[..., :: layer.dilation[0], :: layer.dilation[1]] = gradient
+        gradient = dilated
+    images, back = [number * batch, channels], torch.ops.aten.unfold_backward
+    by_column = [*images, padded[0], size[1], gradient.shape[5]]
+    columns = back(gradient.transpose(4, 5), by_column, 2, gradient.shape[4], layer.stride[0])
+    whole: Tensor = back(columns, [*images, *padded], 3, gradient.shape[5], layer.stride[1])
+    inner = whole[:, :, vertical : vertical + height, horizontal : horizontal + width]
+    return inner.reshape(number, batch, channels, height, width)
+
+
+def _padding(layer: nn.Conv2d) -> tuple[int, int]:
+    """Return the padding of a layer that `is_stackable`."""
+    return (0, 0) if isinstance(layer.padding, str) else (layer.padding[0], layer.padding[1])
+
+
+def _span(layer: nn.Conv2d, axis: int) -> int:
+    """Return how many pixels a window covers along an axis."""
+    return layer.dilation[axis] * (layer.kernel_size[axis] - 1) + 1
 
 
 def convolution_for(device: torch.device) -> Convolution:

@@ -259,14 +259,18 @@ def test_a_layer_that_is_computed_otherwise_cannot_be_stacked() -> None:
 def test_a_convolution_with_stride_padding_and_dilation(form: str) -> None:
     layer = nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(2, 1), bias=False)
     network = nn.Sequential(layer, nn.AvgPool2d(2), nn.Flatten(), nn.LazyLinear(3))
-    images = torch.randn(2, 5, 2, 9, 8)
+    images = torch.randn(2, 5, 2, 9, 8, requires_grad=True)
     network(images[0])
     values = [{name: torch.randn(each.shape) for name, each in network.named_parameters()} for _ in range(2)]
     together = {name: torch.stack([some[name] for some in values]) for name in values[0]}
     plain_linear = nn.Linear(*reversed(network[3].weight.shape))
     found = StackedNetwork(nn.Sequential(*network[:3], plain_linear), CONVOLUTIONS[form])(together, images)
+    (gradient,) = torch.autograd.grad(found.square().sum(), images)
     for number, some in enumerate(values):
-        torch.testing.assert_close(found[number], functional_call(network, some, (images[number],)))
+        expected = functional_call(network, some, (images[number],))
+        torch.testing.assert_close(found[number], expected)
+        (of_images,) = torch.autograd.grad(expected.square().sum(), images)
+        torch.testing.assert_close(gradient[number], of_images[number])
 
 
 def test_the_activations_are_counted() -> None:
