@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.cohort import TOGETHER, cohort_round
 from benchmarks.workload import Workload, client_round
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.arithmetic import BFLOAT16_CAPABILITY, set_arithmetic
@@ -34,6 +35,9 @@ WORK = (
     Workload(method="hyperfl", shape=(1, 28, 28)),
     Workload(method="hyperfl", shape=(3, 32, 32)),
 )
+COHORT = 10
+"""Number of clients that are also measured together."""
+
 PRECISIONS: Sequence[Precision] = ("fp32", "tf32", "bf16")
 
 
@@ -56,19 +60,21 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasuredRound:
-    """A client's round, as a node does it: load, evaluate, train, evaluate.
+    """A client's round, as a node does it: load, evaluate, train, evaluate; in a cohort, also the sum.
 
     Attributes:
         method: The method.
         shape: Shape of an image, (channels, height, width).
         precision: The setting `precision`.
-        seconds: Median of the wall seconds.
+        clients: Number of clients that were trained together.
+        seconds: Median of the wall seconds, divided by the number of clients.
         megabytes: Most memory that torch held on the GPU, in 10^6 bytes; 0 on a CPU.
     """
 
     method: str
     shape: Sequence[int]
     precision: Precision
+    clients: int
     seconds: float
     megabytes: float
 
@@ -100,12 +106,22 @@ def run_steps(words: Mapping[str, Sequence[str]]) -> list[Step]:
     return found
 
 
-def measured_round(work: Workload, precision: Precision, repetitions: int) -> MeasuredRound:
-    """Measure a client's round on the workload's device, after one round that is not counted."""
+def measured_round(work: Workload, precision: Precision, repetitions: int, clients: int = 1) -> MeasuredRound:
+    """Measure a client's round on the workload's device, after one round that is not counted.
+
+    Args:
+        work: The workload.
+        precision: The setting `precision`; `fp32` with several clients.
+        repetitions: Number of measurements.
+        clients: Number of clients that are trained together.
+    """
     device = torch.device(work.device)
     set_arithmetic(precision, deterministic=False, device=device)
     with tempfile.TemporaryDirectory() as folder:
-        one = client_round(work, "ours", Path(folder), precision)
+        if clients == 1:
+            one = client_round(work, "ours", Path(folder), precision)
+        else:
+            one = cohort_round(work, f"{TOGETHER}{clients}", Path(folder))
         one()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -116,8 +132,8 @@ def measured_round(work: Workload, precision: Precision, repetitions: int) -> Me
             times.append(time.perf_counter() - began)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
     return MeasuredRound(
-        method=work.method, shape=work.shape, precision=precision, seconds=round(statistics.median(times), 4),
-        megabytes=round(peak / 1e6, 1),
+        method=work.method, shape=work.shape, precision=precision, clients=clients,
+        seconds=round(statistics.median(times) / clients, 4), megabytes=round(peak / 1e6, 1),
     )  # fmt: skip
 
 
@@ -166,6 +182,7 @@ def main() -> int:
     on_gpu = [dataclasses.replace(work, device="cuda") for work in WORK]
     able = [each for each in PRECISIONS if each != "bf16" or torch.cuda.get_device_capability(0) >= BFLOAT16_CAPABILITY]
     rounds = [measured_round(work, precision, options.repetitions) for work in on_gpu for precision in able]
+    rounds += [measured_round(work, "fp32", options.repetitions, COHORT) for work in on_gpu]
     found = report(device, steps, rounds)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(found, indent=2) + "\n")

@@ -79,13 +79,15 @@ def main() -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
     parser.add_argument("--methods", nargs="+", default=METHODS, help="methods (default: %(default)s)")
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="cohorts (default: %(default)s)")
+    parser.add_argument("--samples", type=int, default=600, help="training images of a client (default: 600)")
     parser.add_argument("--repetitions", type=int, default=3, help="measured rounds (default: 3)")
     options = parser.parse_args()
     device = torch.device(options.device)
     set_arithmetic("fp32", deterministic=False, device=device)
     for method in options.methods:
         for shape in SHAPES:
-            work = Workload(method=method, shape=shape, device=options.device)
+            clients = max(20, *options.sizes)
+            work = Workload(method=method, shape=shape, train=options.samples, clients=clients, device=options.device)
             for program, form in programs(options.sizes):
                 with stacked_with(form) if program.startswith(TOGETHER) else contextlib.nullcontext():
                     found = measured(work, program, options.repetitions)

@@ -102,7 +102,7 @@ class HyperFLClient(HeadClient):
 
         None with plain heads, and if the received arrays have another form: then each client refuses them.
         """
-        if is_pretrained(config.target) or config.dp.epsilon:
+        if is_pretrained(config.target):
             return super().together(config, received, device)
         method, names = config.section(HyperFLConfig), (HEAD_WEIGHT, *FIRST_LAYER)
         if method.head_optimiser != "factored" or not all(name in received for name in names):

@@ -241,12 +241,12 @@ class MachineConfig(Section):
     )
     cohort: Literal["auto", "one-by-one"] | Positive = setting(
         "auto",
-        "Number of clients that a process trains together, where they gain from it: with `hyperfl` on a CPU, whose "
-        "clients then share the received hypernetwork instead of a copy each, and with a pre-trained body "
-        "(`target = lpm-...`), through which their batches pass together. `auto`: up to 10, as many as fit into half "
-        "of the free memory. "
-        "`one-by-one`: each alone, with results that differ by rounding. With a pre-trained body the number has an "
-        "effect on rounding, too; otherwise it has none on results.",
+        "Number of clients that a process trains together, where they gain from it: with `hyperfl`, whose clients then "
+        "share the received hypernetwork instead of a copy each, with a pre-trained body (`target = lpm-...`), through "
+        "which their batches pass together, and on a GPU, where a step is one for all of them. `auto`: up to 10, on a "
+        "GPU up to 50 (10 with `hyperfl` and with a pre-trained body), as many as fit into half of the free memory. "
+        "`one-by-one`: each alone, with results that differ by rounding. With a pre-trained body and on a GPU the "
+        "number has an effect on rounding, too; otherwise it has none on results.",
     )
     precision: Precision = setting(
         "fp32",

@@ -62,12 +62,7 @@ class ReproducibleSum:
     """
 
     def __init__(
-        self,
-        received: SharedArrays,
-        reductions: Mapping[str, Reduction],
-        *,
-        num_clients: int,
-        max_num_examples: int,
+        self, received: SharedArrays, reductions: Mapping[str, Reduction], *, num_clients: int, max_num_examples: int
     ) -> None:
         self.levels: Levels = {}
         self.device_totals: dict[str, DeviceTotal] = {}

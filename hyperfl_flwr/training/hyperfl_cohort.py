@@ -58,8 +58,9 @@ def train_with_shared_heads(
     train_classifier(model, data, epochs, rates, rng)
     member, request = current_member(), StackedHeadTraining(model, heads, ClientSteps(data, epochs, rng), rates)
     if member is not None and member.stacks_training and request.is_possible:
-        loss: float = member.wait(request)
-        return loss
+        loss: float | None = member.wait(request)
+        if loss is not None:
+            return loss
     optimiser = hypernetwork_optimiser(model, epochs, rates)
     return (yield from factored_steps(model, heads, optimiser, data, epochs, rates, rng))
 
@@ -102,8 +103,8 @@ class StackedHeadTraining:
         )  # fmt: skip
 
     @staticmethod
-    def serve(requests: "Sequence[StackedHeadTraining]") -> list[float | Exception]:
-        """Take the steps of all clients; returns the loss of each, or the error that ended its training."""
+    def serve(requests: "Sequence[StackedHeadTraining]") -> Sequence[float | None]:
+        """Take the steps of all clients; returns the loss of each, or None if it has to take them alone."""
         return served(_train, requests)
 
 

@@ -6,6 +6,7 @@ that it has alone, and its own momentum; the results are those of `hyperfl_flwr.
 rounding.
 """
 
+import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -19,6 +20,8 @@ from hyperfl_flwr.models.applied import AppliedNetwork
 from hyperfl_flwr.models.stacked import StackedNetwork, convolution_for, is_stackable, stacked
 from hyperfl_flwr.training.local_sgd import Epochs, Objective, ParameterSet, Predict, TrainingData, train_epochs
 from hyperfl_flwr.training.stacked_batches import ClientSteps, StackedBatches
+
+LOGGER = logging.getLogger(__name__)
 
 CLIP_EPSILON = 1e-6
 """What torch.nn.utils.clip_grad_norm_ adds to the norm that it divides by."""
@@ -34,14 +37,15 @@ def train_in_cohort(
 ) -> float:
     """Train as `train_epochs` does; in a cohort that stacks training, together with the other clients.
 
-    Arguments and result are those of `train_epochs`. A client trains alone if its network is not `is_stackable`, with
-    another objective than the cross-entropy, and without samples or steps.
+    Arguments, result and errors are those of `train_epochs`. A client trains alone if its network is not
+    `is_stackable`, with another objective than the cross-entropy, without samples or steps, and after an error of the
+    stacked training.
     """
     member = current_member()
     if member is not None and member.stacks_training and objective is None:
         request = StackedTraining.of(predict, sets, ClientSteps(data, epochs, rng))
-        if request is not None:
-            loss: float = member.wait(request)
+        loss: float | None = None if request is None else member.wait(request)
+        if loss is not None:
             return loss
     return train_epochs(predict, sets, data, epochs, rng, objective)
 
@@ -96,8 +100,8 @@ class StackedTraining:
         )  # fmt: skip
 
     @staticmethod
-    def serve(requests: "Sequence[StackedTraining]") -> list[float | Exception]:
-        """Train the clients; returns the loss of each, see `train_epochs`, or the error that ended its training."""
+    def serve(requests: "Sequence[StackedTraining]") -> Sequence[float | None]:
+        """Train the clients; returns the loss of each, see `train_epochs`, or None if it has to train alone."""
         return served(_train, requests)
 
 
@@ -109,24 +113,24 @@ class _HasSteps(Protocol):
 R = TypeVar("R", bound=_HasSteps)
 
 
-def served(train: Callable[[Sequence[R]], list[float]], requests: Sequence[R]) -> list[float | Exception]:
-    """Train clients together, and after an error each alone, so that a client that fails leaves the others as they are.
+def served(train: Callable[[Sequence[R]], list[float]], requests: Sequence[R]) -> Sequence[float | None]:
+    """Train clients together; after an error each has to train alone, so that it affects only those that have it too.
 
     Args:
         train: Trains clients and returns the loss of each; it changes nothing of them before its end.
         requests: The clients' requests.
+
+    Returns:
+        The loss of each client; None of all after an error, with the random numbers as before.
     """
     states = [request.steps.rng.bit_generator.state for request in requests]
     try:
-        return list(train(requests))
-    except Exception as error:  # noqa: BLE001 - it is the reason why the client, by name, is left out
-        if len(requests) == 1:
-            return [error]
-    found: list[float | Exception] = []
+        return train(requests)
+    except Exception as error:  # noqa: BLE001 - what is wrong with a client is said by its own training
+        LOGGER.warning("%d clients are trained one by one: their stacked training failed: %s", len(requests), error)
     for request, state in zip(requests, states, strict=True):
         request.steps.rng.bit_generator.state = state
-        found += served(train, [request])
-    return found
+    return [None] * len(requests)
 
 
 def can_stack(network: nn.Module, data: TrainingData) -> bool:

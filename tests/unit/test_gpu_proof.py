@@ -66,5 +66,26 @@ def test_a_step_that_fails_is_reported_and_stops_no_other(gpu: ModuleType) -> No
 def test_a_round_is_measured(gpu: ModuleType, precision: str) -> None:
     work = dataclasses.replace(gpu.WORK[0], train=40, test=20, batch_size=20, epochs=1)
     one = gpu.measured_round(work, precision, 1)
-    assert (one.method, one.precision, one.megabytes) == ("fedavg", precision, 0)
+    assert (one.method, one.precision, one.clients, one.megabytes) == ("fedavg", precision, 1, 0)
     assert one.seconds > 0
+
+
+def test_a_cohort_is_measured(gpu: ModuleType) -> None:
+    work = dataclasses.replace(gpu.WORK[0], train=40, test=20, batch_size=20, epochs=1)
+    one = gpu.measured_round(work, "fp32", 1, clients=2)
+    assert (one.clients, one.precision) == (2, "fp32")
+    assert one.seconds > 0
+
+
+def test_stacked_rounds_are_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One client at a time and both forms of convolutions, which give the same clients the same losses."""
+    stacked = importlib.import_module("benchmarks.stacked")
+    monkeypatch.setattr(stacked, "SHAPES", ((1, 28, 28),))
+    words = "stacked --device cpu --methods fedrep --sizes 2 --samples 50 --repetitions 1"
+    monkeypatch.setattr(sys, "argv", words.split())
+    assert stacked.main() == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["program"], line["form"]) for line in lines] == [
+        ("one-by-one-2", "grouped"), ("cohort-2", "grouped"), ("cohort-2", "product"),
+    ]  # fmt: skip
+    assert all(line["ms_per_client"] > 0 for line in lines)
