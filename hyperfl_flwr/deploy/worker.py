@@ -136,7 +136,7 @@ def _serve(port: int, secret: bytes, ended: int) -> None:
             import_app(installed_app(task.fab_hash))
             run_client_app(tasks.address, task.token)
 
-        while not _ready(ended, pause(time.monotonic() - since), running):
+        while not _ready(ended, pause(time.monotonic() - since, is_busy=bool(running)), running):
             if reap(running):
                 since = time.monotonic()
             is_outdated = installed() != packages  # a message must not run with what was replaced
@@ -150,16 +150,19 @@ def _serve(port: int, secret: bytes, ended: int) -> None:
                     sys.stderr.write(f"warning: no process for a message can be started ({error.strerror})\n")
 
 
-def pause(idle: float) -> float:
-    """Return the time until the next request for a message: a hundredth of the idle time, within its limits.
+def pause(idle: float, *, is_busy: bool) -> float:
+    """Return the time until the next request for a message: a twentieth of the idle time, within its limits.
 
     Args:
-        idle: Time since the last message, in seconds.
+        idle: Time since the last message or its end, in seconds.
+        is_busy: Whether a message is being handled. A server sends a node its next message after the reply to this
+            one, and the end of this one's process also ends the pause.
 
     Returns:
-        Seconds. Within a run a message waits a tenth of a second at most; a node that waits for days polls each second.
+        Seconds. Between two messages of a run it is at most a tenth of a second or a twentieth of the time between
+        them; a node that waits for days polls each second.
     """
-    return min(max(SHORTEST_POLL, idle / 100), LONGEST_POLL)
+    return LONGEST_POLL if is_busy else min(max(SHORTEST_POLL, idle / 20), LONGEST_POLL)
 
 
 def preload() -> None:

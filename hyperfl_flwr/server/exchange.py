@@ -14,8 +14,9 @@ from hyperfl_flwr.protocol.messages import printable
 from hyperfl_flwr.server.fetching import LateReplyError, RefusedReplyError, ReplyLimits, SuperLinkError, fetch, repeated
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
-POLL_SECONDS, LONGEST_POLL_SECONDS = 0.02, 1.0
-"""Shortest and longest pause between two polls for a reply, in seconds."""
+POLL_SECONDS, DEPLOYED_POLL_SECONDS, LONGEST_POLL_SECONDS = 0.02, 0.1, 1.0
+"""Shortest pause between two polls for a reply in a simulation and in a deployment, where each poll costs the SuperLink
+0.01 s of processor time, and the longest pause, in seconds."""
 
 CHECK_SECONDS, PARTS_SECONDS = 5.0, 30.0
 """Pause between two checks for restarted nodes, and longest wait of `first_replies` for a part, in seconds."""
@@ -118,7 +119,7 @@ def first_replies(grid: Grid, messages: Sequence[Message], timeout: float) -> It
             watch.pending.remove(sent)
             yield answer
         if watch.pending:
-            time.sleep(min(max(POLL_SECONDS, (time.monotonic() - began) / 20), LONGEST_POLL_SECONDS))
+            time.sleep(watch.pause(time.monotonic() - began))
             watch.resend_to_restarted()
 
 
@@ -180,17 +181,13 @@ class _Sent:
         return bool(self.replies or self.refusal or self.loss or self.name is None or time.monotonic() >= self.end)
 
     def _wait(self, watch: "_Watch") -> list[Message]:
-        """Return the reply as soon as it has arrived; an empty list if none has arrived at the end.
-
-        Each pause is a twentieth of the time waited so far: short rounds do not wait long, and long rounds do not poll
-        the SuperLink too often.
-        """
+        """Return the reply as soon as it has arrived; an empty list if none has arrived at the end."""
         began = time.monotonic()
         while self.name is not None and not (replies := self._fetch(watch.grid)):
             now = time.monotonic()
             if self.refusal or self.loss or now >= self.end:
                 return []
-            time.sleep(min(max(POLL_SECONDS, (now - began) / 20), LONGEST_POLL_SECONDS, self.end - now))
+            time.sleep(min(watch.pause(now - began), self.end - now))
             watch.resend_to_restarted()
         return [] if self.name is None else replies
 
@@ -235,6 +232,14 @@ class _Watch:
         self.pending: list[_Sent] = []
         self._next = time.monotonic() + CHECK_SECONDS
         self._activated = self._activations()
+
+    def pause(self, waited: float) -> float:
+        """Return the time until the next poll for a reply: a twentieth of the time waited so far, within its limits.
+
+        Short rounds do not wait long, and long rounds do not poll the SuperLink too often.
+        """
+        shortest = POLL_SECONDS if self.simulated else DEPLOYED_POLL_SECONDS
+        return min(max(shortest, waited / 20), LONGEST_POLL_SECONDS)
 
     def resend_to_restarted(self) -> None:
         """Send messages again to nodes that have restarted; checks at most once in `CHECK_SECONDS`."""

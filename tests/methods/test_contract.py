@@ -1,5 +1,7 @@
 """Contract tests for all methods: results, repeatability, and independence of node names and of other clients."""
 
+import functools
+import itertools
 import json
 import math
 import stat
@@ -12,10 +14,11 @@ from federations import REPRESENTATIVES, of_every_method, of_representatives
 
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import load_federated_data
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate, MakeGrid
 from hyperfl_flwr.launch.contract.folders import last_checkpoint, private_arrays
-from hyperfl_flwr.launch.contract.grids import ForgetfulGrid, Settings
+from hyperfl_flwr.launch.contract.grids import ForgetfulGrid, Settings, plain_grid
 from hyperfl_flwr.launch.contract.results import (
     check_repeatable,
     check_repeated_messages,
@@ -42,6 +45,38 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
+class Once:
+    """Runs federations, but one with the usual settings a single time for each method; tests only read the folder.
+
+    All folders have names of one length, since the messages contain them and their sizes are metrics.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._numbers = folder, itertools.count()
+        self._usual: dict[str, Path] = {}
+
+    def run(self, federate: Federate, method: str, grid: MakeGrid = plain_grid, **changes: Scalar) -> Path:
+        is_usual = grid is plain_grid and not changes
+        if is_usual and method in self._usual:
+            return self._usual[method]
+        output = str(self._folder / f"run-{next(self._numbers):03d}")
+        run = federate(method, grid=grid, plots=method in REPRESENTATIVES and is_usual, output=output, **changes)
+        if is_usual:
+            self._usual[method] = run
+        return run
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    return Once(tmp_path_factory.mktemp("once"))
+
+
+@pytest.fixture
+def once(federate: Federate, finished: Once) -> Federate:
+    """Return `federate` without repetitions of the usual run."""
+    return functools.partial(finished.run, federate)
+
+
 def test_the_representatives_have_every_reduction() -> None:
     """Tests of the engine that run with them alone see all kinds of groups."""
 
@@ -52,9 +87,9 @@ def test_the_representatives_have_every_reduction() -> None:
 
 
 @of_every_method
-def test_two_rounds_leave_a_complete_run_folder(method: str, federate: Federate) -> None:
+def test_two_rounds_leave_a_complete_run_folder(method: str, once: Federate) -> None:
     """The summary has all promised fields and consistent values, and every logged number is finite."""
-    run = federate(method, plots=method in REPRESENTATIVES)
+    run = once(method)
     summary = json.loads((run / "summary.json").read_text())
     assert summary.keys() >= SUMMARY
     assert (summary["method"], summary["dataset"], summary["rounds"]) == (method, "digits", 2)
@@ -97,18 +132,18 @@ def test_two_rounds_leave_a_complete_run_folder(method: str, federate: Federate)
 
 
 @of_every_method
-def test_numbers_groups_and_uploads_are_as_declared(method: str, federate: Federate) -> None:
-    check_results(method, federate)
-    check_uploads(method, federate)
+def test_numbers_groups_and_uploads_are_as_declared(method: str, once: Federate) -> None:
+    check_results(method, once)
+    check_uploads(method, once)
 
 
 @of_representatives
-def test_private_state_is_readable_by_its_owner_alone(method: str, federate: Federate) -> None:
+def test_private_state_is_readable_by_its_owner_alone(method: str, once: Federate) -> None:
     """Folders have mode 0700 and files 0600, one folder per client; they hold exactly the method's private groups.
 
     Next to the folders is the record of what the clients' uploads release.
     """
-    run = federate(method)
+    run = once(method)
     assert mode_of(run / "clients") == 0o700
     folders = sorted(path for path in (run / "clients").iterdir() if path.is_dir())
     files = {path.name: mode_of(path) for path in (run / "clients").iterdir() if path not in folders}
@@ -127,8 +162,8 @@ def test_private_state_is_readable_by_its_owner_alone(method: str, federate: Fed
 
 
 @of_every_method
-def test_same_seed_is_bit_equal_whatever_the_nodes_are_called(method: str, federate: Federate) -> None:
-    check_repeatable(method, federate)
+def test_same_seed_is_bit_equal_whatever_the_nodes_are_called(method: str, once: Federate) -> None:
+    check_repeatable(method, once)
 
 
 @of_representatives
@@ -145,8 +180,8 @@ def test_the_server_holds_one_reply_at_a_time(method: str, federate: Federate) -
 
 
 @of_representatives
-def test_another_seed_gives_another_result(method: str, federate: Federate) -> None:
-    check_seed(method, federate)
+def test_another_seed_gives_another_result(method: str, once: Federate) -> None:
+    check_seed(method, once)
 
 
 @of_representatives

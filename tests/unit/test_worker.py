@@ -42,7 +42,8 @@ def result(
 
 
 def test_the_pause_between_requests_grows_with_the_idle_time() -> None:
-    assert [worker.pause(idle) for idle in (0, 9, 50, 100, 1e6)] == [0.1, 0.1, 0.5, 1.0, 1.0]
+    assert [worker.pause(idle, is_busy=False) for idle in (0, 1, 10, 20, 1e6)] == [0.1, 0.1, 0.5, 1.0, 1.0]
+    assert worker.pause(0.0, is_busy=True) == 1.0
 
 
 def test_only_its_owner_can_read_the_secret(tmp_path: Path) -> None:
