@@ -155,12 +155,10 @@ def pause(idle: float, *, is_busy: bool) -> float:
 
     Args:
         idle: Time since the last message or its end, in seconds.
-        is_busy: Whether a message is being handled. A server sends a node its next message after the reply to this
-            one, and the end of this one's process also ends the pause.
+        is_busy: Whether a message is being handled: the next one comes after its reply, and its end ends the pause.
 
     Returns:
-        Seconds. Between two messages of a run it is at most a tenth of a second or a twentieth of the time between
-        them; a node that waits for days polls each second.
+        Seconds. A node that waits for days polls each second.
     """
     return LONGEST_POLL if is_busy else min(max(SHORTEST_POLL, idle / 20), LONGEST_POLL)
 

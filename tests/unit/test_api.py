@@ -181,12 +181,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_cannot_be_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_cannot_be_run(name: str, in_this_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "working"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
     arguments, message = WRONG[name]
     with pytest.raises(hyperfl.HyperFLError, match=message):
         hyperfl.run(**arguments)
-    assert not list(tmp_path.iterdir())
+    assert not list(folder.iterdir())
 
 
 def test_a_deployment_that_is_not_there(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -55,14 +56,28 @@ class Made:
         return int(task.task_id)
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> Iterator[Made]:
+def link_state(database: Path) -> SqlLinkState:
+    state = SqlLinkState(str(database), NoOpFederationManager(), ObjectStoreFactory().store())
+    state.initialize()
+    return state
+
+
+@pytest.fixture(scope="module")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file with Flower's tables."""
     if not can_use_database_file():
         pytest.skip("Flower cannot make a database where it is installed")
+    path = tmp_path_factory.mktemp("database") / "state.db"
+    link_state(path)._engine.dispose()
+    return path
+
+
+@pytest.fixture
+def made(empty_database: Path, tmp_path: Path) -> Iterator[Made]:
     deployment = Deployment(folder=tmp_path / "fl", host="127.0.0.1", port=free_port(), num_nodes=3)
     init(deployment)
-    state = SqlLinkState(str(deployment.database), NoOpFederationManager(), ObjectStoreFactory().store())
-    state.initialize()
+    shutil.copy(empty_database, deployment.database)
+    state = link_state(deployment.database)
     pem = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     for number in (0, 1):
         key = read_public_key(deployment.public_key(number)).public_bytes(*pem)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 import pytest
+from source_trees import tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("hyperfl_flwr", "strategies", "clients", "experiments")
@@ -69,13 +70,13 @@ def is_for_type_checkers(node: ast.AST) -> TypeGuard[ast.If]:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-def problems(module: str, source: str, *, is_package: bool = False) -> list[str]:
+def problems(module: str, tree: ast.Module, *, is_package: bool = False) -> list[str]:
     """Return the problems of a module's imports."""
     room = room_of(module)
     if room is None:
         return [f"{module} lies in no folder of FLOORS"]
     found = []
-    for name in imported(ast.parse(source), module, is_package=is_package):
+    for name in imported(tree, module, is_package=is_package):
         if name in ("hyperfl_flwr.ROOT", "hyperfl_flwr.__version__"):
             continue
         top, other = name.split(".")[0], room_of(name)
@@ -100,7 +101,7 @@ def modules() -> dict[str, Path]:
 
 @pytest.mark.parametrize(("module", "path"), modules().items(), ids=modules())
 def test_imports_point_down(module: str, path: Path) -> None:
-    assert problems(module, path.read_text(), is_package=path.name == "__init__.py") == []
+    assert problems(module, tree_of(path), is_package=path.name == "__init__.py") == []
 
 
 def test_every_folder_exists_and_has_a_row() -> None:
@@ -108,13 +109,13 @@ def test_every_folder_exists_and_has_a_row() -> None:
     assert {room_of(module) for module in modules()} == set(FLOORS)
 
 
+@cache
 def arrows() -> dict[str, set[str]]:
     """Return which modules of the project each module imports, the packages' `__init__` left out."""
     files = modules()
     found: dict[str, set[str]] = {}
     for module, path in files.items():
-        tree = ast.parse(path.read_text())
-        names = imported(tree, module, is_package=path.name == "__init__.py")
+        names = imported(tree_of(path), module, is_package=path.name == "__init__.py")
         targets = (name if name in files else name.rpartition(".")[0] for name in names)
         found[module] = {to for to in targets if to in files and files[to].name != "__init__.py"} - {module}
     return found
@@ -184,15 +185,16 @@ def test_no_modules_import_each_other() -> None:
 )
 def test_a_wrong_import_is_seen(module: str, source: str) -> None:
     """Each source breaks exactly one rule, which is reported."""
-    assert len(problems(module, source)) == 1
+    assert len(problems(module, ast.parse(source))) == 1
 
 
 def test_right_imports_are_let_through() -> None:
     source = "import numpy\nfrom hyperfl_flwr import ROOT\nfrom . import ledger\nimport flwr.app"
-    assert problems("hyperfl_flwr.node.cohort", source) == []
+    assert problems("hyperfl_flwr.node.cohort", ast.parse(source)) == []
     for_type_checkers = "if TYPE_CHECKING:\n    from hyperfl_flwr.api.train import run"
-    assert problems("hyperfl_flwr", for_type_checkers, is_package=True) == []
-    assert problems("strategies.fedavg", "from strategies.engine.base import X\nimport hyperfl_flwr.core.rng") == []
+    assert problems("hyperfl_flwr", ast.parse(for_type_checkers), is_package=True) == []
+    below = "from strategies.engine.base import X\nimport hyperfl_flwr.core.rng"
+    assert problems("strategies.fedavg", ast.parse(below)) == []
 
 
 def test_a_circle_is_found() -> None:

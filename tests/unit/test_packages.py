@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from source_trees import tree_of
 
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.errors import InstallationError
@@ -41,7 +42,7 @@ def test_a_package_that_a_program_has_made_is_told(monkeypatch: pytest.MonkeyPat
 def modules(package: str) -> Iterator[tuple[str, ast.Module]]:
     for path in sorted((ROOT / package).rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        yield name, ast.parse(path.read_text())
+        yield name, tree_of(path)
 
 
 def imported(node: ast.AST) -> list[str]:
