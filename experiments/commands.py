@@ -171,7 +171,8 @@ def figure(
         list[str] | None,
         typer.Option(
             help="Number of metrics.jsonl's `train` lines, or NUMBER@SETTING, labels, embeddings, pseudo-data, "
-            "membership, property, novel-divergence or novel-epsilon; repeatable."
+            "accuracy-bytes, leakage-accuracy, membership, property, privacy-cost, novel-divergence or novel-epsilon; "
+            "repeatable."
         ),
     ] = None,
     open_private_state: Annotated[

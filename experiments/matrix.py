@@ -64,15 +64,17 @@ def images(found: Summaries) -> str:
     )
 
 
-def members(view: str) -> Callable[[Summaries], str]:
-    """Return a function for the verdict, the area below the ROC curve with its interval, and the control's.
+def strongest_membership(summary: Mapping[str, Any], view: str) -> str:
+    """Return the name of the membership attack whose interval begins highest: of a wide one nothing follows."""
+    return max(("lira", "loss"), key=lambda name: float(summary[f"{view}_{name}_auc_low"]))
 
-    They are of the attack whose interval begins highest: of a wide interval around 0.5 nothing follows.
-    """
+
+def members(view: str) -> Callable[[Summaries], str]:
+    """Return a function for the verdict, the strongest attack's area below the ROC curve, and the control's."""
 
     def text(found: Summaries) -> str:
         (summary,) = found.values()
-        best = max(("lira", "loss"), key=lambda name: summary[f"{view}_{name}_auc_low"])
+        best = strongest_membership(summary, view)
         area, low, high = (summary[f"{view}_{best}_auc{end}"] for end in ("", "_low", "_high"))
         verdict = "not recognised" if low <= GUESSING else "barely" if area < BARELY else "**recognised**"
         control = summary[f"{view}_control_auc"]

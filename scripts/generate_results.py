@@ -9,7 +9,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,23 +107,31 @@ class Figure:
     Attributes:
         records: Name of the file of records.
         kind: The figure's name.
+        rows: The study's rows that are shown; empty for all.
+        columns: The study's columns that are shown; empty for all.
     """
 
     records: str
     kind: str
+    rows: Sequence[str] = ()
+    columns: Sequence[str] = ()
 
     def write(self, picture: Path) -> None:
         """Draw the figure and write it with the hash of its records."""
         records = read_records(find_records(self.records))
         study = load_study(records.study_manifest.study)
         with tempfile.TemporaryDirectory() as folder:
-            restore(study, records, Path(folder))
+            shown = {place: cell for place, cell in records.cells.items() if self._shows(*place)}
+            restore(study, replace(records, cells=shown), Path(folder))
             (drawn,) = draw(study, records.study_manifest, Path(folder), self.kind)
             picture.write_bytes(drawn.read_bytes())
         picture.with_suffix(".sha256").write_text(self.fingerprint() + "\n")
 
+    def _shows(self, row: str, column: str, _: int) -> bool:
+        return row in (self.rows or (row,)) and column in (self.columns or (column,))
+
     def fingerprint(self) -> str:
-        """Return the hash of the records that the picture shows."""
+        """Return the hash of the records that the picture shows some of."""
         return hashlib.sha256(find_records(self.records).read_bytes()).hexdigest()
 
 
@@ -258,6 +266,14 @@ TABLES: Mapping[str, Mapping[str, Table | Matrix]] = {
 
 FIGURES: Mapping[str, Figure] = {
     "privacy-cost.png": Figure(records="client-privacy", kind="privacy-cost"),
+    "privacy-rounds.png": Figure(
+        records="client-privacy",
+        kind="personalized_accuracy",
+        columns=("n20-r50", "n100-r50"),
+        rows=("local", *(f"{method}-{noise}" for method in ("fedrep", "hyperfl-frozen") for noise in (0, 0.015, 0.05))),
+    ),
+    "accuracy-bytes.png": Figure(records="what-to-choose", kind="accuracy-bytes", columns=("accuracy",)),
+    "leakage-accuracy.png": Figure(records="what-to-choose", kind="leakage-accuracy"),
     "property.png": Figure(records="property", kind="property"),
 }
 """Figures by picture, below docs/pictures/."""

@@ -53,7 +53,7 @@ def draw_accuracy_bytes(study: Study, study_manifest: StudyManifest, cells: Sequ
         raise RunDirectoryError(f"no finished cell in {folder} has an accuracy; run a study without attacks")
     columns = [column for column in study.columns if any(place == column.name for _, place in found)]
     rows = [row for row in study.rows if any(name == row.name for name, _ in found)]
-    figure = new_figure(4.0 * len(columns) + 2.6, 8.0)
+    figure = new_figure(max(8.0, 4.0 * len(columns) + 0.6), 7.4 + 0.11 * len(rows))
     panels = figure.subplots(len(NUMBERS), len(columns), sharex="col", squeeze=False)
     for which, (number, across) in enumerate(zip(NUMBERS, panels, strict=True)):
         across[0].set_ylabel(number.replace("_", " "))
@@ -67,8 +67,8 @@ def draw_accuracy_bytes(study: Study, study_manifest: StudyManifest, cells: Sequ
         top.set_title(study.heading(column, quick=study_manifest.quick), fontsize="medium")
         bottom.set_xlabel("MB of a client and round, up and down")
     labels = [f"{position}  {row.label}" for position, row in enumerate(rows, start=1)]
-    figure.legend([Line2D([], []) for _ in labels], labels, loc="outside right center", fontsize="small",
-                  handlelength=0)  # fmt: skip
+    figure.legend([Line2D([], []) for _ in labels], labels, loc="outside lower center", ncols=2,
+                  fontsize="small", handlelength=0)  # fmt: skip
     lines = [(place, row, point.bytes, *point.accuracies) for (row, place), point in found.items()]
     return save_with_numbers(figure, study, study_manifest, folder / "figure-accuracy-bytes.png",
                              [("column", "row", "bytes", *NUMBERS), *lines])  # fmt: skip

@@ -10,6 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from experiments.figures.accuracy_bytes import draw_accuracy_bytes
 from experiments.figures.attackers import draw_membership, draw_property
+from experiments.figures.leakage import draw_leakage_accuracy
 from experiments.figures.novel_pictures import draw_divergence, draw_epsilon
 from experiments.figures.privacy_cost import draw_privacy_cost
 from experiments.figures.results import new_figure
@@ -31,8 +32,9 @@ MARKS = 8
 """Number of markers along a curve."""
 
 OF_SUMMARIES = {
-    "accuracy-bytes": draw_accuracy_bytes, "membership": draw_membership, "novel-divergence": draw_divergence,
-    "novel-epsilon": draw_epsilon, "privacy-cost": draw_privacy_cost, "property": draw_property,
+    "accuracy-bytes": draw_accuracy_bytes, "leakage-accuracy": draw_leakage_accuracy, "membership": draw_membership,
+    "novel-divergence": draw_divergence, "novel-epsilon": draw_epsilon, "privacy-cost": draw_privacy_cost,
+    "property": draw_property,
 }  # fmt: skip
 """Functions that draw figures of the finished cells' results, by name."""
 
@@ -50,8 +52,9 @@ def draw(
             first seed; `embeddings`, see `experiments.figures.embeddings`; `pseudo-data`, see
             `experiments.figures.pseudo_data`; `novel-divergence` and `novel-epsilon`, see
             `experiments.figures.novel_pictures`; `privacy-cost`, see `experiments.figures.privacy_cost`;
-            `accuracy-bytes`, see `experiments.figures.accuracy_bytes`; `membership` and `property`, see
-            `experiments.figures.attackers`; `NUMBER@SETTING`, a number of summary.json against a setting of the
+            `accuracy-bytes`, see `experiments.figures.accuracy_bytes`; `leakage-accuracy`, see
+            `experiments.figures.leakage`; `membership` and `property`, see `experiments.figures.attackers`;
+            `NUMBER@SETTING`, a number of summary.json against a setting of the
             columns.
         open_private_state: Whether `embeddings` may be read from the private files of simulated clients.
 

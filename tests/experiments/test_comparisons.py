@@ -1,6 +1,7 @@
 """Comparisons of methods: accuracy against bytes, and rounds to a target accuracy."""
 
 import csv
+import dataclasses
 import json
 import shutil
 
@@ -8,6 +9,7 @@ import pytest
 
 from experiments.collect import collect, with_metric
 from experiments.figures.curves import draw
+from experiments.records import find_records, read_records, restore
 from experiments.runner import StudyManifest
 from experiments.study import load_study
 from experiments.tables import markdown
@@ -44,6 +46,35 @@ def test_accuracies_are_drawn_against_the_bytes_of_both_ways(quick_study, tmp_pa
     assert points["fedper"]["test_accuracy_aggregate"] == ""
     assert float(points["fedavg"]["test_accuracy_aggregate"]) > 0
     assert float(points["fedper"]["bytes"]) < float(points["fedavg"]["bytes"])
+
+
+def test_what_attackers_find_is_drawn_against_the_accuracy_without_an_attack(tmp_path):
+    """A point is the strongest attack's result above its control; a row without an accuracy has none."""
+    study, records = load_study("what-to-choose"), read_records(find_records("what-to-choose"))
+    without = {place: cell for place, cell in records.cells.items() if place[:2] != ("fedrep", "accuracy")}
+    restore(study, dataclasses.replace(records, cells=without), tmp_path)
+    (picture,) = draw(study, records.study_manifest, tmp_path, "leakage-accuracy")
+    assert picture.stat().st_size > 10_000
+    with picture.with_suffix(".csv").open(newline="") as stream:
+        points = {(point["row"], point["column"]): point for point in csv.DictReader(stream)}
+    assert {column for _, column in points} == {"image", "round", "cheating", "membership"}
+    assert not {"local", "fedrep"} & {row for row, _ in points}
+    expected = {"fedavg": "no defence", "fedavg-secure": "secure sums", "fedavg-records": "noise on records",
+                "fedavg-clients": "noise on clients", "fedavg-both": "secure sums, noise on clients"}  # fmt: skip
+    assert {row: points[row, "image"]["defence"] for row in expected} == expected
+    summary = records.cells["fedavg", "image", 0]["summary"]
+    assert float(points["fedavg", "image"]["found"]) == pytest.approx(summary["psnr"] - summary["control_psnr"])
+    members = records.cells["fedavg", "membership", 0]["summary"]
+    assert members["server_lira_auc_low"] > members["server_loss_auc_low"]
+    above = members["server_lira_auc"] - members["server_control_auc"]
+    assert float(points["fedavg", "membership"]["found"]) == pytest.approx(above)
+    accuracy = records.cells["fedavg", "accuracy", 0]["summary"]["test_accuracy"]
+    assert float(points["fedavg", "image"]["accuracy"]) == pytest.approx(accuracy)
+
+
+def test_leakage_needs_rows_with_an_accuracy_and_an_attack(quick_study):
+    with pytest.raises(RunDirectoryError, match=r"no row in .* has finished both the column accuracy and one of ima"):
+        draw(load_study("personalized"), quick("personalized"), quick_study("personalized"), "leakage-accuracy")
 
 
 def test_a_target_that_was_not_reached_is_in_the_table(quick_study, tmp_path):

@@ -1,0 +1,177 @@
+"""Draw what attackers find against the accuracy, a point for each method and defence."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from experiments.figures.results import Summary, new_figure, save_with_numbers, summaries_of
+from experiments.matrix import strongest_membership
+from experiments.runner import StudyManifest
+from experiments.study import Cell, Study
+from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.runs.panels import COLOURS
+
+MARKERS = ("o", "s", "^", "d", "v", "p", "*", "X")
+"""Marker of each method."""
+
+DEFENCES = {
+    "no defence": "#1b1f24",
+    "secure sums": COLOURS[0],
+    "noise on records": COLOURS[1],
+    "noise on clients": COLOURS[2],
+    "secure sums, noise on clients": COLOURS[3],
+}
+"""Colour of each defence."""
+
+ACCURACY = "accuracy"
+"""Column of the study with the runs without an attack."""
+
+
+def _decibels(summary: Summary) -> float:
+    return float(summary["psnr"] - summary["control_psnr"])
+
+
+def _area(summary: Summary) -> float | None:
+    if "server_control_auc" not in summary:  # the row's server sees nothing that the attack could use
+        return None
+    return float(summary[f"server_{strongest_membership(summary, 'server')}_auc"] - summary["server_control_auc"])
+
+
+PANELS: Mapping[str, tuple[str, str, Callable[[Summary], float | None]]] = {
+    "image": ("curious server: one image", "PSNR above the control, dB", _decibels),
+    "round": ("curious server: a round", "PSNR above the control, dB", _decibels),
+    "cheating": ("cheating server: a round", "PSNR above the control, dB", _decibels),
+    "membership": ("curious server: members", "area above the control", _area),
+}
+"""Title, axis and number of each column with an attack: what the strongest attack finds more than its control."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A row under one attack.
+
+    Attributes:
+        column: The attack's column.
+        row: The row.
+        method: The row's method.
+        defence: One of `DEFENCES`.
+        accuracy: Personalized accuracy without an attack.
+        found: What the strongest attack finds more than its control.
+    """
+
+    column: str
+    row: str
+    method: str
+    defence: str
+    accuracy: float
+    found: float
+
+
+def draw_leakage_accuracy(
+    study: Study, study_manifest: StudyManifest, cells: Sequence[Cell], folder: Path
+) -> list[Path]:
+    """Draw a panel for each column with an attack, with a marker for each method and a colour for each defence.
+
+    The accuracy of training alone is a dotted line. Numbers are of the first seed, and are written to
+    `figure-leakage-accuracy.csv`.
+
+    Args:
+        study: The study, with a column `accuracy`.
+        study_manifest: The settings that the folder was created with.
+        cells: The finished cells.
+        folder: The study's folder.
+
+    Returns:
+        The path of the picture, in a list.
+
+    Raises:
+        RunDirectoryError: If no row has both an accuracy and an attack.
+    """
+    summaries = {place: found[0] for place, found in summaries_of(cells, folder).items()}
+    points = _points(cells, summaries)
+    if not points:
+        raise RunDirectoryError(
+            f"no row in {folder} has finished both the column {ACCURACY} and one of {', '.join(PANELS)}"
+        )
+    labels = {point.method: _label_of(study, point) for point in reversed(points) if point.defence == "no defence"}
+    alone = [
+        summaries[cell.row, ACCURACY]["test_accuracy"]
+        for cell in cells
+        if cell.config.method == "local" and (cell.row, ACCURACY) in summaries
+    ]
+    shown = [column for column in PANELS if any(point.column == column for point in points)]
+    methods = list(dict.fromkeys(point.method for point in points))
+    defences = [name for name in DEFENCES if any(point.defence == name for point in points)]
+    figure = new_figure(8.4, 1.2 + 3.1 * (-(-len(shown) // 2)))
+    panels = figure.subplots(-(-len(shown) // 2), 2, squeeze=False, sharex=True).flatten()
+    for panel in panels[len(shown) :]:
+        panel.remove()
+    for panel, column in zip(panels, shown, strict=False):
+        _draw_panel(panel, column, [point for point in points if point.column == column], methods, alone)
+    handles = [
+        *(Line2D([], [], color=DEFENCES["no defence"], marker=_marker(methods, name), linestyle="",
+                 label=labels.get(name, name)) for name in methods),
+        *(Line2D([], [], color=DEFENCES[name], linewidth=4, label=name) for name in defences),
+        *([Line2D([], [], color="0", linestyle=":", label=METHODS["local"].title)] if alone else []),
+    ]  # fmt: skip
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize="small")
+    lines = [(each.column, each.row, each.defence, each.accuracy, each.found) for each in points]
+    return save_with_numbers(figure, study, study_manifest, folder / "figure-leakage-accuracy.png",
+                             [("column", "row", "defence", "accuracy", "found"), *lines])  # fmt: skip
+
+
+def defence_of(settings: Mapping[str, Scalar]) -> str:
+    """Return which of `DEFENCES` a cell's settings have."""
+    noise = "noise on records" if settings["dp.epsilon"] else ""
+    if settings["privacy.unit"] == "client":
+        noise = "noise on clients"
+    secure = "secure sums" if settings["secagg.enabled"] else ""
+    return ", ".join(filter(None, (secure, noise))) or "no defence"
+
+
+def _points(cells: Sequence[Cell], summaries: Mapping[tuple[str, str], Summary]) -> list[Point]:
+    found = []
+    for cell in cells:
+        before = summaries.get((cell.row, ACCURACY))
+        if cell.column not in PANELS or cell.seed or before is None:
+            continue
+        *_, number_of = PANELS[cell.column]
+        number = number_of(summaries[cell.row, cell.column])
+        if number is not None:
+            found.append(
+                Point(
+                    column=cell.column, row=cell.row, method=cell.config.method, defence=defence_of(cell.settings),
+                    accuracy=before["test_accuracy"], found=number,
+                )
+            )  # fmt: skip
+    return found
+
+
+def _label_of(study: Study, point: Point) -> str:
+    return next(row.label for row in study.rows if row.name == point.row)
+
+
+def _marker(methods: Sequence[str], method: str) -> str:
+    return MARKERS[methods.index(method) % len(MARKERS)]
+
+
+def _draw_panel(
+    panel: Axes, column: str, points: Sequence[Point], methods: Sequence[str], alone: Sequence[float]
+) -> None:
+    title, axis, _ = PANELS[column]
+    for point in points:
+        panel.plot(100 * point.accuracy, point.found, _marker(methods, point.method), color=DEFENCES[point.defence],
+                   markersize=7, mfc="none", markeredgewidth=1.6)  # fmt: skip
+    panel.axhline(0.0, color="0", linewidth=0.6)
+    for accuracy in alone[:1]:
+        panel.axvline(100 * accuracy, color="0", linestyle=":", linewidth=1.2)
+    panel.set_title(title, fontsize="medium")
+    panel.set_ylabel(axis, fontsize="small")
+    panel.set_xlabel("personalized accuracy, %", fontsize="small")
+    panel.margins(0.08)
+    panel.grid(alpha=0.3)
