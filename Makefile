@@ -65,8 +65,9 @@ clean: ## remove .venv and everything that was built; keeps runs/
 VERSIONS = 3.13 3.12 3.11
 IS = -E -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] not in sys.argv[1:])'
 VERSION = -E -c 'import sys; print("%d.%d" % sys.version_info[:2])'
-FOUND = $(shell for python in $(or $(PYTHON),python3 $(VERSIONS:%=python%)); do \
-	$$python $(IS) $(VERSIONS) && echo $$python && break; done 2>/dev/null)
+# Looked for at its first use, and only then.
+FOUND = $(eval FOUND := $(shell for python in $(or $(PYTHON),python3 $(VERSIONS:%=python%)); do \
+	$$python $(IS) $(VERSIONS) && echo $$python && break; done 2>/dev/null))$(FOUND)
 WANTED = $(if $(PYTHON),$(shell $(PYTHON) $(VERSION) 2>/dev/null),$(VERSIONS))
 USABLE = .venv/bin/python $(IS) $(WANTED) 2>/dev/null && \
 	{ [ ! -s .venv/.folder ] || [ "$$(cat .venv/.folder)" = "$$(pwd -P)" ]; }

@@ -41,6 +41,10 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 """Where a layer keeps functions that are called when it is applied; torch has no public names for these."""
 
 
+CHILDREN = "_modules"
+"""Where a layer keeps its children by name, in their order; torch has no public name for it."""
+
+
 def is_stackable(network: nn.Module) -> bool:
     """Return whether `StackedNetwork` can apply a network: it has only layers of the kinds above, in their plain form.
 
@@ -88,7 +92,7 @@ class StackedNetwork:
 
     def _apply(self, layer: nn.Module, prefix: str, values: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         if isinstance(layer, NESTED):
-            for name, child in layer.named_children():
+            for name, child in vars(layer)[CHILDREN].items():  # `named_children` leaves out one that comes again
                 inputs = self._apply(child, f"{prefix}{name}.", values, inputs)
             return inputs
         if isinstance(layer, nn.Flatten):
@@ -125,21 +129,25 @@ def grouped_convolution(layer: nn.Conv2d, images: Tensor, weight: Tensor, bias: 
 def product_convolution(layer: nn.Conv2d, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute K convolutions as matrix products with the windows of each image ("im2col"); see `Convolution`."""
     found: Tensor = _ProductConvolution.apply(images, weight, bias, layer)
-    return found
+    # A view outside of the function, since a layer that follows may change it in place.
+    return found.view(*images.shape[:2], -1, *(_places(layer, images.shape, axis) for axis in (0, 1)))
 
 
 class _ProductConvolution(torch.autograd.Function):
-    """A product for each image: one for all images of a network would reduce over too many numbers in one place."""
+    """A product for each image: one for all images of a network would reduce over too many numbers in one place.
+
+    Its outputs are [K B, O, H' W'].
+    """
 
     @staticmethod
     def forward(ctx: Any, images: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Conv2d) -> Tensor:  # noqa: ANN401
         number, batch = images.shape[:2]
-        columns, size = _windows(layer, images)
+        columns = _windows(layer, images)
         matrix = weight.flatten(2)
         each = matrix[:, None].expand(-1, batch, -1, -1).flatten(0, 1)
-        found = torch.bmm(each, columns).view(number, batch, -1, *size)
+        found = torch.bmm(each, columns)
         if bias is not None:
-            found += bias[:, None, :, None, None]
+            found.view(number, batch, *found.shape[1:]).add_(bias[:, None, :, None])
         ctx.layer, ctx.shapes, ctx.has_bias = layer, (images.shape, weight.shape), bias is not None
         ctx.save_for_backward(columns, each)
         return found
@@ -151,17 +159,16 @@ class _ProductConvolution(torch.autograd.Function):
         layer, (shape, of_weight) = ctx.layer, ctx.shapes
         number, batch = shape[:2]
         of_images = of_bias = None
-        flat = gradient.flatten(3).flatten(0, 1)
-        products = torch.bmm(flat, columns.transpose(1, 2)).view(number, batch, *of_weight[1:])
+        products = torch.bmm(gradient, columns.transpose(1, 2)).view(number, batch, *of_weight[1:])
         if ctx.has_bias:
-            of_bias = gradient.sum(dim=(1, 3, 4))
+            of_bias = gradient.reshape(number, batch, *gradient.shape[1:]).sum(dim=(1, 3))
         if ctx.needs_input_grad[0]:
-            of_images = _from_windows(layer, torch.bmm(each.transpose(1, 2), flat), shape, gradient.shape[3:])
+            of_images = _from_windows(layer, torch.bmm(each.transpose(1, 2), gradient), shape)
         return of_images, products.sum(dim=1), of_bias, None
 
 
-def _windows(layer: nn.Conv2d, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """Return what a convolution sees at each place of each image [K B, C h w, H' W'], and the size (H', W')."""
+def _windows(layer: nn.Conv2d, images: Tensor) -> Tensor:
+    """Return what a convolution sees at each place of each image [K B, C h w, H' W']."""
     windows = images.flatten(0, 1)
     if any(_padding(layer)):
         vertical, horizontal = _padding(layer)
@@ -169,16 +176,16 @@ def _windows(layer: nn.Conv2d, images: Tensor) -> tuple[Tensor, tuple[int, int]]
     for axis in (0, 1):
         windows = windows.unfold(2 + axis, _span(layer, axis), layer.stride[axis])
     windows = windows[..., :: layer.dilation[0], :: layer.dilation[1]]  # [K B, C, H', W', h, w]
-    size = (windows.shape[2], windows.shape[3])
-    return windows.permute(0, 1, 4, 5, 2, 3).reshape(len(windows), -1, size[0] * size[1]), size
+    return windows.permute(0, 1, 4, 5, 2, 3).reshape(len(windows), -1, windows.shape[2] * windows.shape[3])
 
 
-def _from_windows(layer: nn.Conv2d, windows: Tensor, shape: Sequence[int], size: Sequence[int]) -> Tensor:
+def _from_windows(layer: nn.Conv2d, windows: Tensor, shape: Sequence[int]) -> Tensor:
     """Return the sum over all places of gradients by window [K B, C h w, H' W'], as images of a shape [K, B, C, H, W].
 
     torch's `fold` does the same, but takes 2.5 times as long on a GPU.
     """
     number, batch, channels, height, width = shape
+    size = [_places(layer, shape, axis) for axis in (0, 1)]
     vertical, horizontal = _padding(layer)
     padded = (height + 2 * vertical, width + 2 * horizontal)
     gradient = windows.view(number * batch, channels, *layer.kernel_size, *size).permute(0, 1, 4, 5, 2, 3)
@@ -197,6 +204,11 @@ def _from_windows(layer: nn.Conv2d, windows: Tensor, shape: Sequence[int], size:
 def _padding(layer: nn.Conv2d) -> tuple[int, int]:
     """Return the padding of a layer that `is_stackable`."""
     return (0, 0) if isinstance(layer.padding, str) else (layer.padding[0], layer.padding[1])
+
+
+def _places(layer: nn.Conv2d, shape: Sequence[int], axis: int) -> int:
+    """Return at how many places along an axis a convolution is computed, of images [K, B, C, H, W]."""
+    return int((shape[3 + axis] + 2 * _padding(layer)[axis] - _span(layer, axis)) // layer.stride[axis] + 1)
 
 
 def _span(layer: nn.Conv2d, axis: int) -> int:

@@ -290,6 +290,28 @@ def test_a_convolution_with_stride_padding_and_dilation(form: str) -> None:
         torch.testing.assert_close(gradient[number], of_images[number])
 
 
+@pytest.mark.parametrize("form", CONVOLUTIONS)
+def test_a_layer_that_comes_twice_and_layers_in_place(form: str) -> None:
+    """Users' networks reuse one activation, and let activations change what they receive."""
+    again, in_place = nn.Tanh(), nn.ReLU(inplace=True)
+    network = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), in_place, nn.MaxPool2d(2), nn.Conv2d(4, 5, 2), in_place, nn.Flatten(),
+        nn.Linear(20, 8), again, nn.Linear(8, 8), again, nn.Linear(8, 3),
+    )  # fmt: skip
+    assert is_stackable(network)
+    images = torch.randn(2, 5, 1, 6, 6)
+    values = [{name: torch.randn(each.shape) for name, each in network.named_parameters()} for _ in range(2)]
+    together = {name: torch.stack([some[name] for some in values]).requires_grad_() for name in values[0]}
+    found = StackedNetwork(network, CONVOLUTIONS[form])(together, images)
+    gradients = torch.autograd.grad(found.square().sum(), list(together.values()))
+    for number, some in enumerate(values):
+        leaves = {name: value.requires_grad_() for name, value in some.items()}
+        expected = functional_call(network, leaves, (images[number],))
+        torch.testing.assert_close(found[number], expected)
+        alone = torch.autograd.grad(expected.square().sum(), list(leaves.values()))
+        torch.testing.assert_close([gradient[number] for gradient in gradients], list(alone))
+
+
 def test_the_activations_are_counted() -> None:
     """8x8 images: 2 x 9 and 2 x 144 numbers in the windows of 64 and 16 places, three of each output, input, linear."""
     windows = 2 * (9 * 64 + 144 * 16)
