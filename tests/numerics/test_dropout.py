@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hyperfl_flwr.core.rng import torch_generator
-from hyperfl_flwr.models.layers.dropout import Dropout, has_dropout, seed_dropout
+from hyperfl_flwr.models.layers.dropout import Dropout, has_dropout, seed_dropout, without_dropout
 from hyperfl_flwr.models.targets import PERCEPTRONS, TARGETS, build_target
 
 
@@ -59,6 +59,13 @@ def test_it_does_nothing_in_evaluation_and_needs_a_generator_to_train() -> None:
     assert not made.state_dict()
     with pytest.raises(ValueError, match="at least 0 and below 1, got 1"):
         Dropout(1.0)
+
+
+def test_a_layer_that_is_used_twice_is_removed_twice() -> None:
+    again = Dropout(0.5)
+    network = nn.Sequential(nn.Linear(3, 3), again, nn.Sequential(nn.Linear(3, 3), again), again)
+    assert not has_dropout(without_dropout(network))
+    assert [type(layer) for layer in network] == [nn.Linear, nn.Identity, nn.Sequential, nn.Identity]
 
 
 def test_only_one_target_has_it() -> None:

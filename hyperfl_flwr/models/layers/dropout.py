@@ -69,8 +69,8 @@ def has_dropout(module: nn.Module) -> bool:
 
 def without_dropout(module: nn.Module) -> nn.Module:
     """Replace a network's `Dropout` layers by identities, in place; returns the network."""
-    for layer in list(module.modules()):
-        for name, child in layer.named_children():
-            if isinstance(child, Dropout):
-                setattr(layer, name, nn.Identity())
+    for name, layer in list(module.named_modules(remove_duplicate=False)):  # one layer may be used in several places
+        if isinstance(layer, Dropout):
+            parent, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(parent), leaf, nn.Identity())
     return module
