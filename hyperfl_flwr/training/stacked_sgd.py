@@ -141,7 +141,16 @@ def can_stack(network: nn.Module, data: TrainingData) -> bool:
 def form_of(network: nn.Module, values: Mapping[str, Tensor]) -> Hashable:
     """Return what networks that are stacked have in common: layers, and shape and type of the parameters."""
     shapes = [(name, value.shape, value.dtype, value.device) for name, value in values.items()]
-    return str(network), tuple(shapes)
+    layers = [
+        (name, type(layer), *_settings_of(layer)) for name, layer in network.named_modules(remove_duplicate=False)
+    ]
+    return tuple(layers), tuple(shapes)
+
+
+def _settings_of(layer: nn.Module) -> list[Hashable]:
+    """Return the names and values of what a layer's class was given, of which its `repr` has only some."""
+    public = sorted((name, value) for name, value in vars(layer).items() if not name.startswith("_"))
+    return [(name, value) for name, value in public if name != "training" and isinstance(value, Hashable)]
 
 
 def form_of_samples(steps: ClientSteps) -> Hashable:

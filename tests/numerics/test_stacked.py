@@ -21,7 +21,7 @@ from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.training import stacked_sgd
 from hyperfl_flwr.training.fedrep import FedRepRates, train_fedrep
 from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, RandomChange
-from hyperfl_flwr.training.stacked_sgd import StackedTraining, train_in_cohort
+from hyperfl_flwr.training.stacked_sgd import StackedTraining, form_of, train_in_cohort
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -179,6 +179,18 @@ def test_clients_of_other_forms_are_trained_apart(counted: Counted) -> None:
 
     compared(work, counted)
     assert sorted(counted.sizes) == [1, 2]
+
+
+def test_the_form_has_what_the_text_of_a_layer_leaves_out() -> None:
+    """Two networks of which torch prints the same have other results, and are not one form."""
+    one, other = (
+        nn.Sequential(nn.AvgPool2d(2, ceil_mode=ceil), nn.Flatten(), nn.Linear(4, 3)) for ceil in (True, False)
+    )
+    assert str(one) == str(other)
+    values = dict(one.named_parameters())
+    assert form_of(one, values) != form_of(other, values)
+    again = nn.Sequential(nn.AvgPool2d(2, ceil_mode=True), nn.Flatten(), nn.Linear(4, 3)).train(False)
+    assert form_of(one, values) == form_of(again, values)
 
 
 def test_numbers_that_are_not_finite_stay_with_their_client(counted: Counted) -> None:
