@@ -41,9 +41,12 @@ MEMORY = Path("/dev/shm")
 LONGEST = ("deployment", "experiments", "simulation")
 """Folders whose tests run first, so that the processes of `make test` end at about the same time."""
 
-TOGETHER = ("deployment", "experiments")
-"""Folders whose tests stay in one process. Deployment tests mostly wait for Flower's programs, so that one process for
-them leaves the cores to the others; tests of experiments share the studies that they run."""
+TOGETHER = ("deployment/test_deploy", "deployment/", "experiments/")
+"""Tests that stay in one process, by how their files' paths below this folder begin; the first that fits counts.
+
+Deployment tests wait for Flower's programs half of the time, so that two processes for them and one for the others keep
+two cores busy; in one process they would take longer than all others together. Tests of experiments share the studies
+that they run."""
 
 
 def pytest_configure() -> None:
@@ -72,7 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)  # a hook of pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Keep the tests of a file in one process of `make test`, for its fixtures, and those of the folders `TOGETHER`.
+    """Keep the tests of a file in one process of `make test`, for its fixtures, and those of `TOGETHER`.
 
     (pytest-xdist's own marks for groups do nothing with pytest 9.2.)
     """
@@ -80,12 +83,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 
 class Together(LoadScopeScheduling):
-    """Assigns all tests of a file, or of a folder in `TOGETHER`, to one process."""
+    """Assigns all tests of a file, or of a row of `TOGETHER`, to one process."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]
-        folder = Path(file).parent.name
-        return folder if folder in TOGETHER else file
+        below = file.removeprefix("tests/")
+        return next((start for start in TOGETHER if below.startswith(start)), file)
 
 
 @pytest.fixture(scope="session", autouse=True)
