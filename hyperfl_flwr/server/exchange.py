@@ -234,10 +234,7 @@ class _Watch:
         self._activated = self._activations()
 
     def pause(self, waited: float) -> float:
-        """Return the time until the next poll for a reply: a twentieth of the time waited so far, within its limits.
-
-        Short rounds do not wait long, and long rounds do not poll the SuperLink too often.
-        """
+        """Return the time until the next poll for a reply: a twentieth of the time waited so far, within its limits."""
         shortest = POLL_SECONDS if self.simulated else DEPLOYED_POLL_SECONDS
         return min(max(shortest, waited / 20), LONGEST_POLL_SECONDS)
 
