@@ -81,8 +81,7 @@ class Table:
             mark = " (out of date)" if any(place in stale for place in cells) else ""
             values = [self._value(records, cells, key, text) for key, text in self.numbers.values()]
             if self.paper:
-                found = study.paper.get((row.name, self.column))
-                values.append(f"{found.value:.2f}" if found else "")
+                values.append(f"{found.value:.2f}" if (found := study.paper.get((row.name, self.column))) else "")
             lines.append(f"| {row.label}{mark} | {' | '.join(values)} |")
             shown += cells
         return [*lines, "", _source(self, study, records, shown)]
@@ -107,8 +106,7 @@ class Figure:
     Attributes:
         records: Name of the file of records.
         kind: The figure's name.
-        rows: The study's rows that are shown; empty for all.
-        columns: The study's columns that are shown; empty for all.
+        rows, columns: Those of the study that are shown; empty for all.
     """
 
     records: str
@@ -120,15 +118,15 @@ class Figure:
         """Draw the figure and write it with the hash of its records."""
         records = read_records(find_records(self.records))
         study = load_study(records.study_manifest.study)
+        rows, columns = (
+            chosen or {place[axis] for place in records.cells} for axis, chosen in enumerate((self.rows, self.columns))
+        )
+        shown = {place: cell for place, cell in records.cells.items() if place[0] in rows and place[1] in columns}
         with tempfile.TemporaryDirectory() as folder:
-            shown = {place: cell for place, cell in records.cells.items() if self._shows(*place)}
             restore(study, replace(records, cells=shown), Path(folder))
             (drawn,) = draw(study, records.study_manifest, Path(folder), self.kind)
             picture.write_bytes(drawn.read_bytes())
         picture.with_suffix(".sha256").write_text(self.fingerprint() + "\n")
-
-    def _shows(self, row: str, column: str, _: int) -> bool:
-        return row in (self.rows or (row,)) and column in (self.columns or (column,))
 
     def fingerprint(self) -> str:
         """Return the hash of the records that the picture shows some of."""
@@ -158,13 +156,12 @@ def _with_interval(records: Records, cells: Sequence[tuple[str, str, int]], key:
 def _source(table: Table, study: Study, records: Records, cells: Sequence[tuple[str, str, int]]) -> str:
     manifests = [records.cells[place]["manifest"] for place in cells]
     commits = sorted({str(manifest["code"]["commit"])[:7] for manifest in manifests})
-    processors = sorted({manifest["hardware"]["processor"] for manifest in manifests})
-    seeds = sorted({seed for _, _, seed in cells})
+    processors = ", ".join(sorted({manifest["hardware"]["processor"] for manifest in manifests}))
     changes = "".join(f" --set {key}={value}" for key, value in records.study_manifest.changes.items())
-    return (
-        f"`hyperfl study {study.name} --datasets {table.column} --seeds {len(seeds)}{changes}`; commit "
-        f"{', '.join(commits)}; {', '.join(processors)}."
+    command = (
+        f"hyperfl study {study.name} --datasets {table.column} --seeds {len({seed for *_, seed in cells})}{changes}"
     )
+    return f"`{command}`; commit {', '.join(commits)}; {processors}."
 
 
 PRIVACY_COST = {
