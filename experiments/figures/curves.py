@@ -54,8 +54,7 @@ def draw(
             `experiments.figures.novel_pictures`; `privacy-cost`, see `experiments.figures.privacy_cost`;
             `accuracy-bytes`, see `experiments.figures.accuracy_bytes`; `leakage-accuracy`, see
             `experiments.figures.leakage`; `membership` and `property`, see `experiments.figures.attackers`;
-            `NUMBER@SETTING`, a number of summary.json against a setting of the
-            columns.
+            `NUMBER@SETTING`, a number of summary.json against a setting of the columns.
         open_private_state: Whether `embeddings` may be read from the private files of simulated clients.
 
     Returns:

@@ -15,24 +15,21 @@ from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.runs.panels import COLOURS
+from hyperfl_flwr.runs.plots import INK
 
 MARKERS = ("o", "s", "^", "d", "v", "p", "*", "X")
 """Marker of each method."""
 
-DEFENCES = {
-    "no defence": "#1b1f24",
-    "secure sums": COLOURS[0],
-    "noise on records": COLOURS[1],
-    "noise on clients": COLOURS[2],
-    "secure sums, noise on clients": COLOURS[3],
-}
-"""Colour of each defence."""
+COLOURS_OF_DEFENCES = (INK, *COLOURS, "#56b4e9", "#e69f00", "#f0e442")
+"""Colour of each defence, in the order of the study's rows."""
 
 ACCURACY = "accuracy"
 """Column of the study with the runs without an attack."""
 
 
-def _decibels(summary: Summary) -> float:
+def _decibels(summary: Summary) -> float | None:
+    if summary.get("psnr") is None:  # another attack
+        return None
     return float(summary["psnr"] - summary["control_psnr"])
 
 
@@ -59,7 +56,7 @@ class Point:
         column: The attack's column.
         row: The row.
         method: The row's method.
-        defence: One of `DEFENCES`.
+        defence: The row's defence, see `defence_of`.
         accuracy: Personalized accuracy without an attack.
         found: What the strongest attack finds more than its control.
     """
@@ -96,42 +93,42 @@ def draw_leakage_accuracy(
     points = _points(cells, summaries)
     if not points:
         raise RunDirectoryError(
-            f"no row in {folder} has finished both the column {ACCURACY} and one of {', '.join(PANELS)}"
+            f"no row in {folder} has finished both the column {ACCURACY} and one of {', '.join(PANELS)}; run "
+            f"`hyperfl study what-to-choose`, which has them"
         )
-    labels = {point.method: _label_of(study, point) for point in reversed(points) if point.defence == "no defence"}
-    alone = [
-        summaries[cell.row, ACCURACY]["test_accuracy"]
-        for cell in cells
-        if cell.config.method == "local" and (cell.row, ACCURACY) in summaries
-    ]
+    alone = next(
+        (summaries[cell.row, cell.column]["test_accuracy"] for cell in cells
+         if (cell.config.method, cell.column) == ("local", ACCURACY)), None,
+    )  # fmt: skip
     shown = [column for column in PANELS if any(point.column == column for point in points)]
     methods = list(dict.fromkeys(point.method for point in points))
-    defences = [name for name in DEFENCES if any(point.defence == name for point in points)]
-    figure = new_figure(8.4, 1.2 + 3.1 * (-(-len(shown) // 2)))
-    panels = figure.subplots(-(-len(shown) // 2), 2, squeeze=False, sharex=True).flatten()
+    defences = list(dict.fromkeys(point.defence for point in points))
+    lines = -(-len(shown) // 2)
+    figure = new_figure(8.4, 1.2 + 3.1 * lines)
+    panels = figure.subplots(lines, 2, squeeze=False, sharex=True).flatten()
     for panel in panels[len(shown) :]:
         panel.remove()
     for panel, column in zip(panels, shown, strict=False):
-        _draw_panel(panel, column, [point for point in points if point.column == column], methods, alone)
-    handles = [
-        *(Line2D([], [], color=DEFENCES["no defence"], marker=_marker(methods, name), linestyle="",
-                 label=labels.get(name, name)) for name in methods),
-        *(Line2D([], [], color=DEFENCES[name], linewidth=4, label=name) for name in defences),
-        *([Line2D([], [], color="0", linestyle=":", label=METHODS["local"].title)] if alone else []),
-    ]  # fmt: skip
+        for point in points:
+            if point.column == column:
+                panel.plot(100 * point.accuracy, point.found, _marker(methods, point.method), markersize=7, mfc="none",
+                           color=_colour(defences, point.defence), markeredgewidth=1.6)  # fmt: skip
+        _label_panel(panel, column, alone)
+    handles = _handles(study, points, methods, defences, has_line=alone is not None)
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize="small")
-    lines = [(each.column, each.row, each.defence, each.accuracy, each.found) for each in points]
+    numbers = [(each.column, each.row, each.defence, each.accuracy, each.found) for each in points]
     return save_with_numbers(figure, study, study_manifest, folder / "figure-leakage-accuracy.png",
-                             [("column", "row", "defence", "accuracy", "found"), *lines])  # fmt: skip
+                             [("column", "row", "defence", "accuracy", "found"), *numbers])  # fmt: skip
 
 
 def defence_of(settings: Mapping[str, Scalar]) -> str:
-    """Return which of `DEFENCES` a cell's settings have."""
-    noise = "noise on records" if settings["dp.epsilon"] else ""
-    if settings["privacy.unit"] == "client":
-        noise = "noise on clients"
-    secure = "secure sums" if settings["secagg.enabled"] else ""
-    return ", ".join(filter(None, (secure, noise))) or "no defence"
+    """Return the name of what a cell's settings defend with, such as `secure sums, noise on clients`."""
+    has = {
+        "secure sums": settings["secagg.enabled"],
+        "noise on records": settings["dp.epsilon"],
+        "noise on clients": settings["privacy.unit"] == "client",
+    }
+    return ", ".join(name for name, value in has.items() if value) or "no defence"
 
 
 def _points(cells: Sequence[Cell], summaries: Mapping[tuple[str, str], Summary]) -> list[Point]:
@@ -152,24 +149,33 @@ def _points(cells: Sequence[Cell], summaries: Mapping[tuple[str, str], Summary])
     return found
 
 
-def _label_of(study: Study, point: Point) -> str:
-    return next(row.label for row in study.rows if row.name == point.row)
+def _handles(
+    study: Study, points: Sequence[Point], methods: Sequence[str], defences: Sequence[str], *, has_line: bool
+) -> list[Line2D]:
+    """Return the entries of the legend; a method has the label of its row without a defence."""
+    labels = {row.name: row.label for row in study.rows}
+    undefended = {point.method: labels[point.row] for point in points if point.defence == "no defence"}
+    return [
+        *(Line2D([], [], color=INK, marker=_marker(methods, method), linestyle="",
+                 label=undefended.get(method, method)) for method in methods),
+        *(Line2D([], [], color=_colour(defences, name), linewidth=4, label=name) for name in defences),
+        *([Line2D([], [], color="0", linestyle=":", label=METHODS["local"].title)] if has_line else []),
+    ]  # fmt: skip
 
 
 def _marker(methods: Sequence[str], method: str) -> str:
     return MARKERS[methods.index(method) % len(MARKERS)]
 
 
-def _draw_panel(
-    panel: Axes, column: str, points: Sequence[Point], methods: Sequence[str], alone: Sequence[float]
-) -> None:
+def _colour(defences: Sequence[str], defence: str) -> str:
+    return COLOURS_OF_DEFENCES[defences.index(defence) % len(COLOURS_OF_DEFENCES)]
+
+
+def _label_panel(panel: Axes, column: str, alone: float | None) -> None:
     title, axis, _ = PANELS[column]
-    for point in points:
-        panel.plot(100 * point.accuracy, point.found, _marker(methods, point.method), color=DEFENCES[point.defence],
-                   markersize=7, mfc="none", markeredgewidth=1.6)  # fmt: skip
     panel.axhline(0.0, color="0", linewidth=0.6)
-    for accuracy in alone[:1]:
-        panel.axvline(100 * accuracy, color="0", linestyle=":", linewidth=1.2)
+    if alone is not None:
+        panel.axvline(100 * alone, color="0", linestyle=":", linewidth=1.2)
     panel.set_title(title, fontsize="medium")
     panel.set_ylabel(axis, fontsize="small")
     panel.set_xlabel("personalized accuracy, %", fontsize="small")

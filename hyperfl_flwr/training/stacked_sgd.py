@@ -147,10 +147,9 @@ def form_of(network: nn.Module, values: Mapping[str, Tensor]) -> Hashable:
     return tuple(layers), tuple(shapes)
 
 
-def _settings_of(layer: nn.Module) -> list[Hashable]:
-    """Return the names and values of what a layer's class was given, of which its `repr` has only some."""
-    public = sorted((name, value) for name, value in vars(layer).items() if not name.startswith("_"))
-    return [(name, value) for name, value in public if name != "training" and isinstance(value, Hashable)]
+def _settings_of(layer: nn.Module) -> list[tuple[str, str]]:
+    """Return what a layer was made with, by name, as text; the layer's own `repr` has only some of it."""
+    return [(name, repr(value)) for name, value in vars(layer).items() if name != "training" and name[0] != "_"]
 
 
 def form_of_samples(steps: ClientSteps) -> Hashable:

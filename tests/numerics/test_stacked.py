@@ -191,6 +191,7 @@ def test_the_form_has_what_the_text_of_a_layer_leaves_out() -> None:
     assert form_of(one, values) != form_of(other, values)
     again = nn.Sequential(nn.AvgPool2d(2, ceil_mode=True), nn.Flatten(), nn.Linear(4, 3)).train(False)
     assert form_of(one, values) == form_of(again, values)
+    assert len({form_of(nn.AvgPool2d([size, 1]), {}) for size in (1, 2)}) == 2  # users' lists count, too
 
 
 def test_numbers_that_are_not_finite_stay_with_their_client(counted: Counted) -> None:

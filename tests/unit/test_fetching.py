@@ -177,7 +177,7 @@ def test_an_array_that_repeats_a_part_is_counted_as_often() -> None:
 
 
 def test_large_records_of_numbers_are_refused() -> None:
-    """Numbers in records take more bytes in memory than in a message, here with nine bytes for each."""
+    """Numbers in records take more bytes in memory than in a message, here with ten bytes for each."""
     superlink = FakeSuperLink(message(RecordDict({"numbers": ConfigRecord({"n": [2**62] * 600_000})})))
     with pytest.raises(RefusedReplyError, match="larger than"):
         fetch(deployed(superlink), "m", ReplyLimits(), LATER)
@@ -257,7 +257,7 @@ class Deployment(HttpGrid):
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid_module, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(grid_module, "DEPLOYED_POLL_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("quick")

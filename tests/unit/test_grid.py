@@ -22,6 +22,16 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid_module, "POLL_SECONDS", 0.0)
 
 
+def test_polls_are_fewer_the_longer_a_reply_takes_and_in_a_deployment() -> None:
+    """A reply may be late by a twentieth of the time that it took; a poll costs a deployment's SuperLink time."""
+    watch = grid_module._Watch(InProcessGrid(ClientApp(), 1, {}, {"simulated": True}), timeout=1.0)
+    watch.simulated = False
+    assert [watch.pause(waited) for waited in (0.0, 4.0, 1000.0)] == [0.1, 0.2, 1.0]
+    watch.simulated = True
+    assert watch.pause(0.0) == 0.0  # what this file has in place of 0.02 s
+    assert watch.pause(4.0) == 0.2
+
+
 def ask(*nodes: int) -> list[Message]:
     return [Message(named(node), dst_node_id=node, message_type=MessageType.TRAIN) for node in nodes]
 
