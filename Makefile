@@ -25,8 +25,8 @@ test: export MKL_NUM_THREADS = 1
 test: export MALLOC_MMAP_THRESHOLD_ = 2000000000
 test: export MALLOC_TOP_PAD_ = 300000000
 test: export MALLOC_TRIM_THRESHOLD_ = 4000000000
-test: install-dev ## run all tests, in four processes
-	@.venv/bin/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder $(ARGS)
+test: install-dev ## run all tests, in five processes
+	@.venv/bin/python -m pytest -n 5 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 check: install-dev ## lint, formatting and types
 	@.venv/bin/python -m ruff check .

@@ -44,9 +44,9 @@ LONGEST = ("deployment", "experiments", "simulation")
 TOGETHER = ("deployment/test_deploy", "deployment/", "experiments/")
 """Tests that stay in one process, by how their files' paths below this folder begin; the first that fits counts.
 
-Deployment tests wait for Flower's programs half of the time, so that two processes for them and two for the others keep
-two cores busy; in one process they would take longer than all others together. Tests of experiments share the studies
-that they run."""
+Deployment tests wait for Flower's programs half of the time, so that two processes for them and three for the others
+keep two cores busy; in one process they would take longer than all others together. Tests of experiments share the
+studies that they run."""
 
 
 def pytest_configure() -> None:
