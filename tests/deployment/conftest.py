@@ -7,8 +7,16 @@ from programs import LocalDeployment, local_deployment
 
 
 @pytest.fixture(scope="module")
-def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalDeployment]:
-    """Return a deployment with a SuperLink and two online SuperNodes, over TLS and with authentication."""
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalDeployment]:
+    """Return a deployment with two nodes, over TLS and with authentication, of which nothing was started."""
     with local_deployment(tmp_path_factory.mktemp("deployed") / "fl", 2) as made:
-        made.start()
         yield made
+
+
+@pytest.fixture(scope="module")
+def two_nodes(prepared: LocalDeployment) -> LocalDeployment:
+    """Return a deployment with a SuperLink and two online SuperNodes."""
+    if not prepared.server.alive:
+        prepared.start_server()
+    prepared.start_nodes()
+    return prepared

@@ -22,7 +22,6 @@ from programs import (
     eventually,
     finished,
     free_port,
-    local_deployment,
     processes_of,
     rows_of,
     sets,
@@ -145,6 +144,17 @@ def assert_like(folder: Path, straight: Path, rounds: int) -> None:
     """Check that a run has each round of the straight one once, with the same bits."""
     assert accuracies(folder) == accuracies(straight)[:rounds]
     np.testing.assert_equal(checkpoint(folder, rounds), checkpoint(straight, rounds))
+
+
+def test_without_a_superlink_and_without_nodes(prepared: LocalDeployment) -> None:
+    """This test is the first, since the others start what is missing here."""
+    assert not prepared.server.alive
+    code, _, err = finished(prepared.hyperfl("run"))
+    assert (code, f"start it: {prepared.server.folder}/start.sh" in err) == (1, True), err
+    prepared.start_server()
+    code, _, err = finished(prepared.hyperfl("run", "--set", "node-timeout=1"))
+    assert (code, "no node of" in err) == (1, True), err
+    assert "online: no node; offline: nodes 0, 1" in err
 
 
 def test_a_run_and_its_continuation(two_nodes: LocalDeployment, network: Path, straight: Path, tmp_path: Path) -> None:
@@ -270,16 +280,6 @@ def test_a_killed_superlink_loses_nothing_even_if_it_moves_and_a_node_is_added(
     assert (len(manifest["resumed"]), manifest["nodes"], manifest["refused"]) == (1, [[0], [1]], [])
     assert "node 2 takes no part in this run\n" in (output / "server.log").read_text()
     assert "node 2 takes no part in this run, which has 2 nodes (num-nodes)" in two_nodes.nodes[2].log
-
-
-def test_without_nodes_and_without_a_superlink(tmp_path: Path) -> None:
-    with local_deployment(tmp_path / "fl", 2) as made:
-        code, _, err = finished(made.hyperfl("run"))
-        assert (code, f"start it: {made.server.folder}/start.sh" in err) == (1, True), err
-        made.start_server()
-        code, _, err = finished(made.hyperfl("run", "--set", "node-timeout=1"))
-        assert (code, "no node of" in err) == (1, True), err
-        assert "online: no node; offline: nodes 0, 1" in err
 
 
 def test_a_simulation_is_not_resumed_by_nodes_that_do_not_have_its_state(

@@ -46,9 +46,8 @@ SETTINGS: dict[str, Scalar] = {
 """A federation whose rounds last long enough to be interrupted."""
 
 
-def arguments(output: Path, **changes: Scalar) -> list[str]:
-    settings = SETTINGS | {key.replace("_", "-"): value for key, value in changes.items()}
-    sets = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+def arguments(output: Path) -> list[str]:
+    sets = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     return [str(HYPERFL), "run", "--engine", "ray", "--output", str(output), *sets]
 
 
@@ -119,33 +118,37 @@ def kill(pids: list[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def assert_failed_and_told_the_way_on(process: subprocess.Popen[str], output: Path, rounds: int) -> str:
+def assert_failed_and_told_the_way_on(
+    process: subprocess.Popen[str], output: Path, rounds: int, exit_status: int = 1
+) -> str:
     """Check that a run ends with a hint on how to resume it; return its standard error."""
     _, complained = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 1
+    assert process.returncode == exit_status
     assert f"hyperfl run --resume {output}" in complained
     assert rounds <= len(metrics(output, "train")) < NUM_ROUNDS
     return complained
 
 
 @pytest.mark.timeout(1800)  # starts Ray three times
-def test_a_run_whose_processes_are_killed_ends_as_if_nothing_had_happened(
+def test_a_run_that_is_interrupted_and_killed_ends_as_if_nothing_had_happened(
     tmp_path: Path, undisturbed: Mapping[str, object]
 ) -> None:
-    """An actor, the server, and all actors repeatedly are killed with -9, and the run is resumed each time.
+    """An actor is killed with -9 and replaced, Ctrl-C stops all, and all actors are killed repeatedly.
 
-    Tests of the SuperLink kill everything (test_superlink.py).
-
-    The results equal those of the in-process run bit for bit, and the run's folder is complete.
+    The run is resumed twice. Its results equal those of the in-process run bit for bit, and its folder is complete.
+    Tests of the SuperLink kill the other processes (test_superlink.py).
     """
     output = tmp_path / "run"
     resume = [str(HYPERFL), "run", "--engine", "ray", "--resume", str(output)]
     with started(arguments(output), tmp_path) as process:
         wait_for_round(output, 1, process)
         kill(below(process.pid, "ray::ClientAppActor")[:1])  # it is replaced, and its message sent again
-        wait_for_round(output, 3, process)
-        kill(below(process.pid, "flwr-simulation")[:1])  # between two checkpoints
-        assert_failed_and_told_the_way_on(process, output, 3)
+        wait_for_round(output, 3, process)  # between two checkpoints
+        assert_small(process.pid)
+        family = below(process.pid, "")
+        process.send_signal(signal.SIGINT)
+        assert_failed_and_told_the_way_on(process, output, 3, exit_status=130)
+    assert not set(family) & set(process_table())
     assert "a new process replaces it" in (output / "server.log").read_text()
     with started(resume, tmp_path) as process:
         wait_for_round(output, 4, process)
@@ -203,19 +206,6 @@ def test_the_in_process_engine_opens_no_port_and_gives_the_same_numbers(
     assert_equal(results(output), undisturbed)
     assert json.loads((output / "manifest.json").read_text())["code"]["app"] == str(ROOT)
     assert not (tmp_path / "imported").exists()
-
-
-def test_ctrl_c_stops_everything_and_names_the_way_on(tmp_path: Path) -> None:
-    output = tmp_path / "run"
-    with started(arguments(output, num_rounds=1000), tmp_path) as process:  # too many to complete during the test
-        wait_for_round(output, 1, process)
-        assert_small(process.pid)
-        family = below(process.pid, "")
-        process.send_signal(signal.SIGINT)
-        _, complained = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130
-    assert f"hyperfl run --resume {output}" in complained
-    assert not set(family) & set(process_table())
 
 
 def test_a_client_that_learns_nothing_but_nan_is_named(tmp_path: Path) -> None:

@@ -249,7 +249,13 @@ def test_the_pages_example_has_types(tmp_path: Path) -> None:
     wrong = 'hyperfl.rum()\nhyperfl.run(num_rounds="2")\nhyperfl.run(engine="mars")\nreveal_type(hyperfl.run())'
     example = tmp_path / "example.py"
     example.write_text("\n".join([*(block for block in BLOCKS if "pandas" not in block), wrong]))
-    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), str(example)]
+    # The packages that are not asked about here are not read, which takes a sixth of the time.
+    packages = ["torch.*", "numpy.*", "flwr.*", "pydantic.*", "matplotlib.*", "ray.*"]
+    settings = tmp_path / "mypy.ini"
+    settings.write_text(
+        f"[mypy]\nstrict = true\ncache_dir = {tmp_path}\n[mypy-{','.join(packages)}]\nfollow_imports = skip\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--config-file", str(settings), str(example)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     kinds = re.findall(r"example\.py:\d+: \w+: .*?(?:\[([\w-]+)\]|(Revealed type is .*))$", done.stdout, re.MULTILINE)
     assert [kind for kind, _ in kinds] == ["attr-defined", "arg-type", "arg-type", ""], done.stdout
