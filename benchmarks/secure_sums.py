@@ -12,8 +12,9 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from benchmarks.workload import Workload, initial_arrays
-from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import ARRAYS, Reduction, group_of
+from hyperfl_flwr.protocol.packing import pack_arrays
 from hyperfl_flwr.protocol.secure_sums.encoding import Encoding
 from hyperfl_flwr.protocol.secure_sums.header import Header, NodeRow, arrays_digest, settings_digest, transcript_of
 from hyperfl_flwr.protocol.secure_sums.keys import public_of

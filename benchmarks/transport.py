@@ -14,8 +14,8 @@ from flwr.clientapp import ClientApp
 
 from benchmarks.workload import Workload, initial_arrays, strategy
 from hyperfl_flwr.protocol import reproducible_sum
-from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import ARRAYS, CLIENTS, WEIGHTS, ClientResult, Report, Request, weights_record
+from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.server.exchange import exchange
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 

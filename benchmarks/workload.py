@@ -24,8 +24,9 @@ from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.core.setting_types import Precision, Scalar
 from hyperfl_flwr.data.federated_data import ClientData, load_federated_data
 from hyperfl_flwr.node.private_state import PrivateState
-from hyperfl_flwr.protocol.arrays import SharedArrays, unpack_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.hosting import clients_of_node
+from hyperfl_flwr.protocol.packing import unpack_arrays
 from hyperfl_flwr.runs.run_directory import read_metrics
 from hyperfl_flwr.server.federation import Federation
 from hyperfl_flwr.server.handshake import Node

@@ -28,7 +28,8 @@ from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.initialisation import rectifier_parameters
 from hyperfl_flwr.models.new_embedding import NewEmbedding
 from hyperfl_flwr.models.server_hypernetwork import ServerRates
-from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays
+from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.queries import DESCRIPTOR, QuerySpec
 from hyperfl_flwr.training.server_adam import ServerAdam
 from strategies.engine.context import ServerContext

@@ -26,8 +26,9 @@ from hyperfl_flwr.core.storage import write_arrays
 from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.models.generator import Generator, kept_generator_path
 from hyperfl_flwr.models.initialisation import ordinary_parameters
-from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import group_of
+from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.training.dual_averaging import ChainServer, MeanServer
 from hyperfl_flwr.training.dual_stability import default_dual, dual_rule, effective_rate, stability_warnings
 from strategies.engine.base import BaseStrategy

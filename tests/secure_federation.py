@@ -22,8 +22,9 @@ from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.node.private_state import PrivateState
-from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import ARRAYS, CONFIG, HELLO, PROPERTIES, Request, record_of
+from hyperfl_flwr.protocol.packing import pack_arrays
 from hyperfl_flwr.protocol.secure_sums.encoding import Encoding
 from hyperfl_flwr.protocol.secure_sums.header import (
     Header,

@@ -11,9 +11,9 @@ from flwr.app import RecordDict
 
 from hyperfl_flwr.node.secure_session import StoredSessions
 from hyperfl_flwr.node.secure_sums import SecureNode, SecureTerms, release_shares
-from hyperfl_flwr.protocol.arrays import pack_arrays
 from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.messages import ARRAYS, CONFIG, Reduction, Request
+from hyperfl_flwr.protocol.packing import pack_arrays
 from hyperfl_flwr.protocol.secure_sums.header import Header, NodeRow, arrays_digest
 from hyperfl_flwr.protocol.secure_sums.masks import Step, Upload
 from hyperfl_flwr.protocol.secure_sums.messages import KEY, SECURE, SIGNATURE, UnmaskRequest, header_record

@@ -14,7 +14,7 @@ from hyperfl_flwr.metrics.memory import peak_memory, process_name
 from hyperfl_flwr.node.array_sums import PlainSum
 from hyperfl_flwr.node.cohort import CohortResult, Received, Trainer, evaluate_cohort, failure_of, train_cohort
 from hyperfl_flwr.node.secure_cohort import SecureCohort
-from hyperfl_flwr.protocol.arrays import SharedArrays, by_number, not_finite, pack_arrays, pack_by_number, unpack_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays, by_number, not_finite
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CLIENTS,
@@ -30,6 +30,7 @@ from hyperfl_flwr.protocol.messages import (
     record_of,
     weights_record,
 )
+from hyperfl_flwr.protocol.packing import pack_arrays, pack_by_number, unpack_arrays
 from hyperfl_flwr.protocol.queries import ASSESS, DESCRIBE, ERRORS, GRADIENTS, SCORE_MODELS, SEND_MODEL, QuerySpec
 
 

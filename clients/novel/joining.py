@@ -37,16 +37,7 @@ from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.models.standalone import write_model
 from hyperfl_flwr.node.cohort import failure_of
 from hyperfl_flwr.node.private_state import INITIAL, PrivateState
-from hyperfl_flwr.protocol.arrays import (
-    SharedArrays,
-    by_number,
-    diverged,
-    layout_problem,
-    not_finite,
-    pack_arrays,
-    per_client_key,
-    unpack_arrays,
-)
+from hyperfl_flwr.protocol.arrays import SharedArrays, by_number, diverged, layout_problem, not_finite, per_client_key
 from hyperfl_flwr.protocol.messages import (
     CLIENTS,
     PER_CLIENT_ARRAYS,
@@ -55,6 +46,7 @@ from hyperfl_flwr.protocol.messages import (
     Report,
     record_of,
 )
+from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.queries import JOIN, JOINS, NOVEL, RECIPE, JoiningStep
 
 BEGUN = "joining.json"

@@ -18,7 +18,7 @@ from hyperfl_flwr.models.provenance import refuse_other_body, use_weights
 from hyperfl_flwr.node.cohort import failure_of
 from hyperfl_flwr.node.private_state import state_folder
 from hyperfl_flwr.privacy.budget import PrivacyBudget
-from hyperfl_flwr.protocol.arrays import by_number, pack_arrays, per_client_key, unpack_arrays
+from hyperfl_flwr.protocol.arrays import by_number, per_client_key
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CLIENTS,
@@ -28,6 +28,7 @@ from hyperfl_flwr.protocol.messages import (
     Report,
     record_of,
 )
+from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.queries import DESCRIBE, NOVEL, PERSONALIZE, RECIPE
 
 

@@ -23,7 +23,8 @@ from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedEr
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
 from hyperfl_flwr.models.provenance import use_weights
-from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays
+from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.secure_sums.thresholds import MOST_NODES
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 from hyperfl_flwr.runs.observation import Arrays, Observation, observation_path, opening_path

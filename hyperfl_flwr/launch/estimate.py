@@ -20,8 +20,9 @@ from hyperfl_flwr.launch.plans import IN_PROCESS, RAY, SimulationPlan
 from hyperfl_flwr.launch.sizing import WIRE_BYTES_PER_SECOND
 from hyperfl_flwr.metrics.memory import peak_memory
 from hyperfl_flwr.node.private_state import PrivateState
-from hyperfl_flwr.protocol.arrays import num_bytes, select, unpack_arrays
+from hyperfl_flwr.protocol.arrays import num_bytes, select
 from hyperfl_flwr.protocol.messages import Reduction
+from hyperfl_flwr.protocol.packing import unpack_arrays
 from hyperfl_flwr.protocol.secure_sums.field import ELEMENT_BYTES
 from hyperfl_flwr.protocol.secure_sums.masks import TAG_BYTES
 from hyperfl_flwr.runs.checkpoint import KEPT

@@ -13,12 +13,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from hyperfl_flwr.core.append_only import append, locked
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.protocol.messages import CONFIG, MAX_REASON, printable
+from hyperfl_flwr.protocol.packing import unpack_arrays
 from hyperfl_flwr.protocol.sizes import record_bytes
 
 LEDGER = "ledger.jsonl"
@@ -216,18 +216,23 @@ def _entry(found: dict[str, Any]) -> LedgerEntry:
 
 def _record(name: str, record: ArrayRecord | ConfigRecord | MetricRecord) -> RecordEntry:
     if isinstance(record, ArrayRecord):
-        arrays = [_array(key, value) for key, value in record.items()]
-        return RecordEntry(name=name, bytes=record_bytes(record), arrays=arrays)
+        return RecordEntry(name=name, bytes=record_bytes(record), arrays=_arrays(record))
     values = {key: _written(value) for key, value in record.items()}
     return RecordEntry(name=name, bytes=record_bytes(record), values=values)
 
 
-def _array(name: str, array: Array) -> ArrayEntry:
+def _arrays(record: ArrayRecord) -> list[ArrayEntry]:
+    """Return the arrays of a record; of one that cannot be read, which only a server can send, Flower's description."""
     try:
-        size = math.prod(array.shape) * np.dtype(array.dtype).itemsize
-    except (TypeError, ValueError, SyntaxError):  # the server sent a type that numpy does not know
-        size = len(array.data)
-    return ArrayEntry(name=name, shape=list(array.shape), dtype=array.dtype, bytes=size)
+        return [
+            ArrayEntry(name=name, shape=list(array.shape), dtype=str(array.dtype), bytes=array.nbytes)
+            for name, array in unpack_arrays(record).items()
+        ]
+    except ValueError:
+        return [
+            ArrayEntry(name=name, shape=list(array.shape), dtype=array.dtype, bytes=len(array.data))
+            for name, array in record.items()
+        ]
 
 
 def _written(value: Any) -> Any:  # noqa: ANN401 - what JSON can hold

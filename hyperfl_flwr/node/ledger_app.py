@@ -1,6 +1,6 @@
 """Client app that records every incoming and outgoing message in the node's ledger before processing or sending it."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from logging import ERROR
 
@@ -13,6 +13,7 @@ from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.node.ledger import Ledger, LedgerEntry, LedgerError, Origin
 from hyperfl_flwr.protocol.messages import HELLO, OUTLIER_SUMS, PER_CLIENT_ARRAYS, group_of
+from hyperfl_flwr.protocol.packing import unreadable_records
 from hyperfl_flwr.protocol.secure_sums.messages import UNMASK, unmasked_parts
 
 NOT_RECORDED = "the node's ledger cannot be written, so nothing else leaves it; its log says why"
@@ -62,15 +63,12 @@ class LedgerApp(ClientApp):
             reply = self._answer(message, context, handle)
             entry = _leaving(origin, reply)
             # Before the entry is written: the ledger must record what really leaves.
-            if kept := private_arrays(entry, handle.private or ()):
-                log(ERROR, "the reply contains arrays of private groups, so it is not sent: %s", ", ".join(kept))
-                reply = _error(message, "ValueError: the reply contains arrays of private groups")
-                entry = _leaving(origin, reply)
-            kind = message.metadata.message_type
-            if reply.has_content() and (unmasked := _unmasked(kind, reply.content, sums_only=handle.sums_only)):
-                log(ERROR, "the reply contains more than a secure sum, so it is not sent: %s", ", ".join(unmasked))
-                reply = _error(message, "ValueError: the reply contains more than a secure sum")
-                entry = _leaving(origin, reply)
+            for what, names in _must_not_leave(entry, reply, handle):
+                if names:
+                    log(ERROR, "the reply contains %s, so it is not sent: %s", what, ", ".join(names))
+                    reply = _error(message, f"ValueError: the reply contains {what}")
+                    entry = _leaving(origin, reply)
+                    break
             handle.ledger.append(entry)
         except LedgerError as error:
             log(ERROR, "%s", error)
@@ -100,6 +98,14 @@ def finding_recorder(handle: LedgerHandle | None, message: Message, context: Con
         return lambda _: None
     origin, ledger = _origin(message, context, handle), handle.ledger
     return lambda finding: ledger.append(origin.entry("check", None, finding=finding))
+
+
+def _must_not_leave(entry: LedgerEntry, reply: Message, handle: LedgerHandle) -> Iterator[tuple[str, list[str]]]:
+    """Yield the kinds of what a reply must not contain, each with the names of what it contains."""
+    if reply.has_content():
+        yield "arrays that cannot be read", unreadable_records(reply.content)  # their names would be unknown
+        yield "arrays of private groups", private_arrays(entry, handle.private or ())
+        yield "more than a secure sum", _unmasked(entry.kind, reply.content, sums_only=handle.sums_only)
 
 
 def private_arrays(entry: LedgerEntry, private: Collection[str]) -> list[str]:

@@ -1,15 +1,11 @@
 """Pack, unpack and check the named parameter arrays of a Flower message."""
 
-import io
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from hyperfl_flwr.core.checked_files import read_header
 from hyperfl_flwr.protocol.messages import Reduction, group_of, printable
 
 SharedArrays = dict[str, NDArray[Any]]
@@ -54,51 +50,8 @@ class BlockArray(Protocol):
 Uploads = Mapping[str, NDArray[Any] | BlockArray]
 """A client's shared parameters after training, by `group/name`."""
 
-MOST_HEADER = 512
-"""Maximum size in bytes of the header of a received array; `pack_arrays` writes about a hundred."""
-
-NUMPY_TYPE = Array(np.zeros(0)).stype
-"""Flower's name of numpy's format for serialised arrays."""
-
 BLOCK = 1 << 16
 """Number of array elements to process at a time, so that intermediate results stay in the processor's cache."""
-
-
-def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
-    """Pack arrays into a record under the same keys; copies each array once."""
-    return ArrayRecord({key: _pack(value) for key, value in arrays.items()})
-
-
-def unpack_arrays(record: ArrayRecord) -> SharedArrays:
-    """Return a record's arrays as read-only views of its bytes.
-
-    Raises:
-        ValueError: If they do not have the format of `pack_arrays`.
-    """
-    return {key: _unpack(value) for key, value in record.items()}
-
-
-def _pack(value: NDArray[Any]) -> Array:
-    """Return the same as Flower's `Array(value)`, but make one copy instead of two."""
-    contiguous = np.asarray(value, order="C")
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(contiguous))
-    data = b"".join((header.getvalue(), contiguous.reshape(-1).view(np.uint8).data))
-    return Array(dtype=str(value.dtype), shape=value.shape, stype=NUMPY_TYPE, data=data)
-
-
-def _unpack(array: Array) -> NDArray[Any]:
-    """Return the same as `array.numpy()`, but without a copy."""
-    stream = io.BytesIO(array.data)
-    if array.stype != NUMPY_TYPE or np.lib.format.read_magic(stream) != (1, 0):
-        raise ValueError(f"arrays must be serialised by numpy in its format 1.0, got {array.stype!r}")
-    if int.from_bytes(array.data[8:10], "little") > MOST_HEADER:  # numpy parses a long header slowly
-        raise ValueError(f"the header of an array must have at most {MOST_HEADER} bytes")
-    stream.seek(0)
-    shape, is_fortran, dtype = read_header(stream, len(array.data))
-    if is_fortran:
-        raise ValueError("arrays must be in C order, got one in Fortran order")
-    return np.frombuffer(array.data, dtype, math.prod(shape), stream.tell()).reshape(shape)
 
 
 def blocks(array: NDArray[Any]) -> Iterator[tuple[slice, NDArray[Any]]]:
@@ -112,13 +65,6 @@ def blocks(array: NDArray[Any]) -> Iterator[tuple[slice, NDArray[Any]]]:
 def per_client_key(number: int, key: str) -> str:
     """Return the key `client/group/name` of one client's array, or `level/group/name` of a sum of one level."""
     return f"{number}/{key}"
-
-
-def pack_by_number(found: Mapping[int, Mapping[str, NDArray[Any]]]) -> ArrayRecord:
-    """Pack the arrays of clients or levels under keys of `per_client_key`."""
-    return pack_arrays(
-        {per_client_key(number, key): value for number, arrays in found.items() for key, value in arrays.items()}
-    )
 
 
 def by_number(arrays: Mapping[str, NDArray[Any]]) -> dict[int, dict[str, NDArray[Any]]]:

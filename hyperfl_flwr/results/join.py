@@ -40,7 +40,8 @@ from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.models.provenance import refuse_other_body
 from hyperfl_flwr.models.standalone import write_model
 from hyperfl_flwr.node.private_state import INITIAL, PrivateState
-from hyperfl_flwr.protocol.arrays import SharedArrays, unpack_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays
+from hyperfl_flwr.protocol.packing import unpack_arrays
 from hyperfl_flwr.runs.run_directory import refuse_used_directory
 
 

@@ -20,6 +20,7 @@ from hyperfl_flwr.flower.grid import is_http_grid, replaced_client
 from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.flower.messages import set_origin
 from hyperfl_flwr.flower.objects import chunk_ids, is_array, is_array_chunk
+from hyperfl_flwr.protocol.packing import num_arrays
 from hyperfl_flwr.protocol.sizes import content_bytes
 
 if TYPE_CHECKING:
@@ -78,11 +79,13 @@ class ReplyLimits:
 
     Attributes:
         num_bytes: Maximum size of all its objects in bytes.
-        num_objects: Maximum number of its objects (records, arrays, and parts of large arrays).
+        num_objects: Maximum number of its objects (records, and parts of the packed arrays).
+        num_arrays: Maximum number of its arrays.
     """
 
     num_bytes: int = SMALL_BYTES
     num_objects: int = SMALL_OBJECTS
+    num_arrays: int = SMALL_OBJECTS
 
     @classmethod
     def to(cls, content: RecordDict, more_bytes: int = 0, more_arrays: int = 0) -> "ReplyLimits":
@@ -98,9 +101,11 @@ class ReplyLimits:
         the limit allows three of them.
         """
         size = content_bytes([content]) + more_bytes
-        arrays = more_arrays + sum(len(record) for record in content.values() if isinstance(record, ArrayRecord))
-        num_objects = 2 * arrays + size // PARTS_BYTES  # an array is one object, its bytes are at least one more
-        return cls(num_bytes=SMALL_BYTES + 8 * size, num_objects=SMALL_OBJECTS + 4 * num_objects)
+        return cls(
+            num_bytes=SMALL_BYTES + 8 * size,
+            num_objects=SMALL_OBJECTS + 4 * size // PARTS_BYTES,
+            num_arrays=SMALL_OBJECTS + 4 * (more_arrays + _num_arrays(content)),
+        )
 
 
 def fetch(grid: Grid, message_id: str, limits: ReplyLimits, end: float) -> list[Message]:
@@ -140,14 +145,17 @@ def fetch(grid: Grid, message_id: str, limits: ReplyLimits, end: float) -> list[
 
 
 def _refuse_many_names(reply: Message, limits: ReplyLimits) -> None:
-    """Check the number of records and arrays; many of them may share one object, which counts only once."""
-    if reply.has_content():
-        names = sum(len(record) for record in reply.content.values() if isinstance(record, ArrayRecord))
-        if len(reply.content) > MOST_RECORDS or names > limits.num_objects:
-            raise RefusedReplyError(
-                f"its reply names {names} arrays in {len(reply.content)} records, at most {limits.num_objects} arrays "
-                f"in {MOST_RECORDS} records are accepted"
-            )
+    """Check the number of records, which may share one object that counts only once, and of their arrays."""
+    if not reply.has_content():
+        return
+    if len(reply.content) > MOST_RECORDS:
+        raise RefusedReplyError(f"its reply has {len(reply.content)} records, at most {MOST_RECORDS} are accepted")
+    if (number := _num_arrays(reply.content)) > limits.num_arrays:
+        raise RefusedReplyError(f"its reply names {number} arrays, at most {limits.num_arrays} are accepted")
+
+
+def _num_arrays(content: RecordDict) -> int:
+    return sum(num_arrays(record) for record in content.values() if isinstance(record, ArrayRecord))
 
 
 def repeated(request: Callable[[], Result]) -> Result:
@@ -199,7 +207,7 @@ class _CheckingClient:
         for message, tree in kept:
             self._origin = (message.metadata.reply_to_message_id, message.metadata.src_node_id)
             if _exceeds(tree, self._limits.num_objects):
-                raise RefusedReplyError(f"its reply has more than {self._limits.num_objects} arrays or parts of them")
+                raise RefusedReplyError(f"its reply has more than {self._limits.num_objects} records or parts")
         return type(response)(
             messages_list=[message for message, _ in kept], message_object_trees=[tree for _, tree in kept]
         )

@@ -11,15 +11,7 @@ from torch import Tensor
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.node.private_state import INITIAL
-from hyperfl_flwr.protocol.arrays import (
-    SharedArrays,
-    num_bytes,
-    num_elements,
-    pack_arrays,
-    per_client_key,
-    select,
-    unpack_arrays,
-)
+from hyperfl_flwr.protocol.arrays import SharedArrays, num_bytes, num_elements, per_client_key, select
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CONFIG,
@@ -28,6 +20,7 @@ from hyperfl_flwr.protocol.messages import (
     Request,
     weights_record,
 )
+from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.sizes import content_bytes
 from hyperfl_flwr.runs.checkpoint import Progress
 from hyperfl_flwr.runs.validation import is_over

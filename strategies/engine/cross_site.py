@@ -11,8 +11,9 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.protocol.arrays import SharedArrays, num_bytes, pack_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays, num_bytes
 from hyperfl_flwr.protocol.messages import Failure
+from hyperfl_flwr.protocol.packing import pack_arrays
 from hyperfl_flwr.protocol.queries import CORRECT, CROSS_SITE, PERSONALIZED, SCORE_MODELS, SEND_MODEL
 from hyperfl_flwr.runs.cross_site import CrossSite
 from hyperfl_flwr.runs.run_directory import RunDirectory

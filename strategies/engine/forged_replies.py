@@ -15,15 +15,7 @@ from numpy.typing import NDArray
 
 from hyperfl_flwr.config.adversary import AdversaryConfig
 from hyperfl_flwr.node.array_sums import PlainSum
-from hyperfl_flwr.protocol.arrays import (
-    BLOCK,
-    SharedArrays,
-    by_number,
-    pack_arrays,
-    pack_by_number,
-    select,
-    unpack_arrays,
-)
+from hyperfl_flwr.protocol.arrays import BLOCK, SharedArrays, by_number, select
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CLIENTS,
@@ -36,6 +28,7 @@ from hyperfl_flwr.protocol.messages import (
     group_of,
     record_of,
 )
+from hyperfl_flwr.protocol.packing import pack_arrays, pack_by_number, unpack_arrays
 from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
 from hyperfl_flwr.server.exchange import Exchange
 from strategies.engine.context import ServerContext

@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from hyperfl_flwr.node.private_state import INITIAL
-from hyperfl_flwr.protocol.arrays import SharedArrays, num_bytes, pack_arrays, per_client_key
+from hyperfl_flwr.protocol.arrays import SharedArrays, num_bytes, per_client_key
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CONFIG,
@@ -17,6 +17,7 @@ from hyperfl_flwr.protocol.messages import (
     Request,
     printable,
 )
+from hyperfl_flwr.protocol.packing import pack_arrays
 from hyperfl_flwr.protocol.queries import DESCRIBE, DESCRIPTOR, QUESTION, QuerySpec
 from hyperfl_flwr.protocol.sizes import content_bytes
 from hyperfl_flwr.server.exchange import exchange

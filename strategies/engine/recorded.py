@@ -13,7 +13,8 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.core.tasks import TASKS
-from hyperfl_flwr.protocol.arrays import num_elements, pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.arrays import num_elements
+from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.runs import manifest
 from hyperfl_flwr.runs.checkpoint import SERVER, Checkpoints
 from hyperfl_flwr.runs.planned_privacy import planned

@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from hyperfl_flwr.protocol.arrays import SharedArrays, by_number, layout_problem, not_finite, unpack_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays, by_number, layout_problem, not_finite
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CLIENTS,
@@ -22,6 +22,7 @@ from hyperfl_flwr.protocol.messages import (
     record_of,
     weights_record,
 )
+from hyperfl_flwr.protocol.packing import unpack_arrays
 from hyperfl_flwr.protocol.reproducible_sum import MOST_LEVELS, Levels, ReproducibleSum
 
 MOST_METRICS = 100
@@ -223,7 +224,7 @@ def _read_per_client(
 def _unpack(record: ArrayRecord) -> SharedArrays:
     try:
         return unpack_arrays(record)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise ValueError(f"the reply's arrays cannot be read: {printable(str(error))}") from None
 
 

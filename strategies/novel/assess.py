@@ -19,8 +19,9 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
 from hyperfl_flwr.core.errors import RunFailedError
-from hyperfl_flwr.protocol.arrays import SharedArrays, num_bytes, pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays, num_bytes
 from hyperfl_flwr.protocol.messages import Failure
+from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.queries import ASSESS, CORRECT, DESCRIPTOR, ENSEMBLE, QuerySpec
 from hyperfl_flwr.runs.novel_results import NovelRecord, described
 from hyperfl_flwr.runs.run_directory import RunDirectory

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.models.model_spec import Recipe
-from hyperfl_flwr.protocol.arrays import num_bytes, unpack_arrays
+from hyperfl_flwr.protocol.arrays import num_bytes
 from hyperfl_flwr.protocol.messages import Failure
+from hyperfl_flwr.protocol.packing import unpack_arrays
 from hyperfl_flwr.protocol.queries import DESCRIPTOR, JOINS, PERSONALIZE, RECIPE, QuerySpec
 from hyperfl_flwr.server.federation import Federation, greet
 from hyperfl_flwr.server.handshake import Node

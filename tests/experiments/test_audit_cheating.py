@@ -32,8 +32,8 @@ from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.deploy.ledger_view import runs_of
 from hyperfl_flwr.launch.contract.base import SMALL
-from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import ARRAYS
+from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.runs.observation import opening_path
 from hyperfl_flwr.server.exchange import exchange
 from hyperfl_flwr.server.federation import handshake

@@ -25,7 +25,7 @@ from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.launch.contract.base import SMALL
 from hyperfl_flwr.models.initialisation import initial_model
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.protocol.arrays import pack_arrays
+from hyperfl_flwr.protocol.packing import pack_arrays
 from hyperfl_flwr.runs.observation import Arrays, Observation, load_observation, observation_path
 from hyperfl_flwr.server.exchange import exchange
 from hyperfl_flwr.server.federation import handshake

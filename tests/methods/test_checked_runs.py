@@ -25,8 +25,9 @@ from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.models.initialisation import initial_model
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.privacy.received_network import STATISTICS
-from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import ARRAYS, CLIENTS, CONFIG, PER_CLIENT_ARRAYS, Report, Request, record_of
+from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 MakeSettings = Callable[..., Settings]

@@ -27,8 +27,9 @@ from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.privacy.accounting import client_epsilon
 from hyperfl_flwr.privacy.budget import read_record
 from hyperfl_flwr.privacy.release import Release
-from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import Reduction
+from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.secure_sums.messages import UNMASK
 from hyperfl_flwr.runs.observation import load_observation, observation_path
 from hyperfl_flwr.runs.run_directory import read_failures

@@ -15,7 +15,6 @@ from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.launch.contract.folders import metrics
 from hyperfl_flwr.launch.contract.grids import Settings, plain_grid, round_of
-from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CLIENTS,
@@ -26,6 +25,7 @@ from hyperfl_flwr.protocol.messages import (
     record_of,
     weights_record,
 )
+from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.server.in_process_grid import FIRST_NODE_ID, InProcessGrid
 
 LIAR, ITS_CLIENTS = 1, [1, 3]

@@ -24,8 +24,8 @@ from hyperfl_flwr.launch.contract.grids import plain_grid
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.node.saved_models import KeptModel
-from hyperfl_flwr.protocol.arrays import pack_arrays
 from hyperfl_flwr.protocol.messages import ARRAYS, CONFIG, Request
+from hyperfl_flwr.protocol.packing import pack_arrays
 from hyperfl_flwr.protocol.queries import CORRECT, SCORE_MODELS, SEND_MODEL, QuerySpec
 from hyperfl_flwr.results.report import write_report
 from hyperfl_flwr.runs.cross_site import CrossSite

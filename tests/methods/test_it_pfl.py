@@ -23,7 +23,7 @@ from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
 from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics
 from hyperfl_flwr.launch.contract.grids import Settings, plain_grid
 from hyperfl_flwr.node.private_state import PrivateState
-from hyperfl_flwr.protocol.arrays import SharedArrays, by_number, unpack_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays, by_number
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CLIENTS,
@@ -33,6 +33,7 @@ from hyperfl_flwr.protocol.messages import (
     Request,
     record_of,
 )
+from hyperfl_flwr.protocol.packing import unpack_arrays
 from hyperfl_flwr.protocol.queries import DESCRIBE, QuerySpec
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 from hyperfl_flwr.runs.run_directory import read_manifest

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from federations import Call, of_representatives
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 import hyperfl_flwr.app.server
 from clients.engine import adapter
@@ -20,8 +20,8 @@ from hyperfl_flwr.deploy.ledger_view import RunLedger, runs_of
 from hyperfl_flwr.launch.contract.base import NUM_CLIENTS
 from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.node.ledger import LEDGER, LedgerEntry
-from hyperfl_flwr.protocol.arrays import pack_arrays
 from hyperfl_flwr.protocol.messages import CONFIG, HELLO, PROPERTIES, record_of
+from hyperfl_flwr.protocol.packing import PACKED, PACKED_TYPE, pack_arrays
 from hyperfl_flwr.protocol.queries import PERSONALIZE
 from hyperfl_flwr.protocol.sizes import content_bytes
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
@@ -211,6 +211,19 @@ def test_a_private_group_s_array_is_stopped(
     reply = reply_of(make_settings("hyperfl"), tmp_path)
     assert reply.error.reason == last_out(tmp_path).error == "ValueError: the reply contains arrays of private groups"
     assert reply_of(make_settings("pfedhn"), tmp_path).has_content()
+
+
+def test_arrays_whose_names_cannot_be_read_do_not_leave(
+    make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They could be of a private group, and the ledger could not name them."""
+    data = pack_arrays({"0/embedding/weight": np.zeros(3, np.float32)})[PACKED].data
+    damaged = ArrayRecord({PACKED: Array(dtype="uint8", shape=(1,), stype=PACKED_TYPE, data=data + bytes(64))})
+    monkeypatch.setattr(
+        adapter, "introduce", lambda message, _: Message(RecordDict({"per-client-arrays": damaged}), reply_to=message)
+    )
+    reply = reply_of(make_settings("hyperfl"), tmp_path)
+    assert reply.error.reason == last_out(tmp_path).error == "ValueError: the reply contains arrays that cannot be read"
 
 
 def test_a_server_s_nonsense_is_recorded(make_settings: MakeSettings, tmp_path: Path) -> None:

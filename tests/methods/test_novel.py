@@ -25,8 +25,9 @@ from hyperfl_flwr.launch.contract.grids import Settings, plain_grid
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.server_hypernetwork import DeepHypernetwork
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.protocol.arrays import SharedArrays, by_number, unpack_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays, by_number
 from hyperfl_flwr.protocol.messages import PER_CLIENT_ARRAYS, Request, record_of
+from hyperfl_flwr.protocol.packing import unpack_arrays
 from hyperfl_flwr.protocol.queries import ASSESS, DESCRIBE, DESCRIPTOR, ERRORS, GRADIENTS
 from hyperfl_flwr.results.report import write_report
 from hyperfl_flwr.runs.novel_results import NovelRecord, read_novel

@@ -15,7 +15,7 @@ from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
 from hyperfl_flwr.launch.contract.grids import Settings, plain_grid
 from hyperfl_flwr.methods.pfedhn import PFedHNConfig
 from hyperfl_flwr.models.encoder import build_encoder
-from hyperfl_flwr.protocol.arrays import pack_arrays
+from hyperfl_flwr.protocol.packing import pack_arrays
 from hyperfl_flwr.protocol.queries import ASSESS, DESCRIBE, DESCRIPTOR, ERRORS, GRADIENTS, QuerySpec
 from hyperfl_flwr.runs.novel_results import NovelRecord, described, flat_means
 from strategies.engine.query_clients import Query, ask

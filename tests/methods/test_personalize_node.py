@@ -16,8 +16,9 @@ from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.contract.leaks import leaks
-from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import ARRAYS, CLIENTS, PER_CLIENT_ARRAYS, PROPERTIES, Report, record_of
+from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.queries import DESCRIBE, PERSONALIZE, PROBLEM, RECIPE
 from hyperfl_flwr.server.federation import greet, handshake
 from hyperfl_flwr.server.in_process_grid import InProcessGrid

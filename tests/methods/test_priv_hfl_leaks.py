@@ -37,8 +37,9 @@ from hyperfl_flwr.data.federated_data import ClientData, load_federated_data
 from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid, Settings
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.protocol.arrays import by_number, unpack_arrays
+from hyperfl_flwr.protocol.arrays import by_number
 from hyperfl_flwr.protocol.messages import PER_CLIENT_ARRAYS, Request, record_of
+from hyperfl_flwr.protocol.packing import unpack_arrays
 from hyperfl_flwr.runs.run_directory import read_manifest
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 from hyperfl_flwr.training.dual_averaging import DualRule

@@ -31,8 +31,8 @@ from hyperfl_flwr.privacy.budget import FILE, NEEDS_BOUND, PrivacyBudget, Record
 from hyperfl_flwr.privacy.gaussian_mechanism import smallest_sigma
 from hyperfl_flwr.privacy.release import Release
 from hyperfl_flwr.privacy.spent import spent
-from hyperfl_flwr.protocol.arrays import pack_arrays
 from hyperfl_flwr.protocol.messages import ARRAYS, CLIENTS, CONFIG, Report, Request, record_of
+from hyperfl_flwr.protocol.packing import pack_arrays
 from hyperfl_flwr.protocol.queries import ASSESS, CLASSIFIERS, ERRORS, GRADIENTS, QuerySpec
 from hyperfl_flwr.results.export import model_of_run
 from hyperfl_flwr.results.report import write_report

@@ -25,8 +25,8 @@ from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
 from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics
 from hyperfl_flwr.launch.contract.grids import Settings, round_of
 from hyperfl_flwr.models.vector import Vector
-from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import ARRAYS, PER_CLIENT_ARRAYS, Reduction, record_of
+from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.server.in_process_grid import FIRST_NODE_ID, InProcessGrid
 from strategies.fedavg import FedAvg
 
@@ -57,7 +57,7 @@ class Counting(InProcessGrid):
 
 
 def names_in(content: RecordDict) -> set[str]:
-    return {name for record in content.array_records.values() for name in record}
+    return {name for record in content.array_records.values() for name in unpack_arrays(record)}
 
 
 @pytest.fixture

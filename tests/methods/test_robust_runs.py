@@ -21,8 +21,9 @@ from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
 from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics, outcome
 from hyperfl_flwr.launch.contract.grids import PermutedGrid, Settings, plain_grid, round_of
-from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import ARRAYS, record_of
+from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.results.report import write_report
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 from hyperfl_flwr.runs.observation import load_observation, observation_path

@@ -20,8 +20,8 @@ from hyperfl_flwr.app.client import app
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.node.ledger import read_ledger
-from hyperfl_flwr.protocol.arrays import pack_arrays
 from hyperfl_flwr.protocol.messages import HELLO, PER_CLIENT_ARRAYS, PROPERTIES, record_of
+from hyperfl_flwr.protocol.packing import pack_arrays
 from hyperfl_flwr.protocol.queries import JOIN, PERSONALIZE, PROBLEM, QUERIES
 from hyperfl_flwr.protocol.secure_sums.keys import is_signed
 from hyperfl_flwr.protocol.secure_sums.messages import (

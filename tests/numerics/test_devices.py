@@ -16,7 +16,7 @@ from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import DeviceError
 from hyperfl_flwr.data.federated_data import ClientData
 from hyperfl_flwr.node.private_state import PrivateState
-from hyperfl_flwr.protocol.arrays import unpack_arrays
+from hyperfl_flwr.protocol.packing import unpack_arrays
 from hyperfl_flwr.server.federation import Federation
 from hyperfl_flwr.server.handshake import Node
 

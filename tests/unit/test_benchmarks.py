@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyperfl_flwr.protocol.arrays import pack_arrays
+from hyperfl_flwr.protocol.packing import pack_arrays
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -18,7 +18,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.server import exchange as grid_module
 from hyperfl_flwr.server import fetching
 from hyperfl_flwr.server.exchange import exchange
@@ -110,9 +110,10 @@ def test_limits_leave_room_for_sums_in_float64() -> None:
     assert len(fetch(deployed(superlink), "m", limits, LATER)) == 1
 
 
-def test_too_many_arrays_are_not_fetched() -> None:
-    superlink = FakeSuperLink(message(RecordDict({"arrays": arrays_of({str(number): 1 for number in range(600)})})))
-    with pytest.raises(RefusedReplyError, match=r"more than 5\d\d arrays or parts of them"):
+def test_too_many_objects_are_not_fetched() -> None:
+    records = {str(number): ConfigRecord({"number": number}) for number in range(600)}
+    superlink = FakeSuperLink(message(RecordDict(records)))
+    with pytest.raises(RefusedReplyError, match=r"more than 500 records or parts"):
         fetch(deployed(superlink), "m", ReplyLimits.to(SENT), LATER)
     assert superlink.asked == []
     assert superlink.confirmed == 0
@@ -183,12 +184,25 @@ def test_large_records_of_numbers_are_refused() -> None:
         fetch(deployed(superlink), "m", ReplyLimits(), LATER)
 
 
-def test_many_names_of_one_array_are_refused() -> None:
+def many_names_of_one_array() -> ArrayRecord:
     (array,) = arrays_of({"a": 1}).values()
-    record = ArrayRecord({f"model/{number}": array for number in range(600)})
-    for content in (RecordDict({"arrays": record}), RecordDict({str(number): SENT["config"] for number in range(30)})):
-        with pytest.raises(RefusedReplyError, match=r"its reply names \d+ arrays in \d+ records"):
-            fetch(deployed(FakeSuperLink(message(content))), "m", ReplyLimits(), LATER)
+    return ArrayRecord({f"model/{number}": array for number in range(600)})
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (
+            RecordDict({"arrays": arrays_of({f"model/{number}": 1 for number in range(600)})}),
+            "names 600 arrays, at mos",
+        ),
+        (RecordDict({"arrays": many_names_of_one_array()}), "cannot be decoded"),
+        (RecordDict({str(number): SENT["config"] for number in range(30)}), "has 30 records, at most 20"),
+    ],
+)
+def test_many_arrays_and_records_are_refused(content: RecordDict, reason: str) -> None:
+    with pytest.raises(RefusedReplyError, match=reason):
+        fetch(deployed(FakeSuperLink(message(content))), "m", ReplyLimits(), LATER)
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0" * 10, b"RecordDict 1\0\xff", b"Message 4\0abcd"])

@@ -10,7 +10,7 @@ from scripted import A, Answer, B, C, ScriptedGrid, fails, is_silent, says
 from test_fetching import HONEST, SENT, FakeSuperLink, deployed, message
 
 from hyperfl_flwr.flower.messages import ErrorCode
-from hyperfl_flwr.protocol.arrays import pack_arrays
+from hyperfl_flwr.protocol.packing import pack_arrays
 from hyperfl_flwr.server import exchange as grid_module
 from hyperfl_flwr.server.exchange import first_replies
 

@@ -11,7 +11,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.flower.messages import identify_process
 from hyperfl_flwr.node.array_sums import PlainSum
-from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, pack_by_number
+from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CLIENTS,
@@ -28,6 +28,7 @@ from hyperfl_flwr.protocol.messages import (
     record_of,
     weights_record,
 )
+from hyperfl_flwr.protocol.packing import pack_arrays, pack_by_number
 from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
 from hyperfl_flwr.server.exchange import Exchange
 from hyperfl_flwr.server.federation import Federation

@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.node.ledger import LEDGER, Ledger, LedgerEntry, LedgerError, Origin, read_ledger
-from hyperfl_flwr.protocol.arrays import pack_arrays
+from hyperfl_flwr.protocol.packing import pack_arrays
 from hyperfl_flwr.protocol.sizes import content_bytes
 
 

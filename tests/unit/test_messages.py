@@ -1,21 +1,11 @@
 """Records, reductions, and checks of arrays."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from numpy.typing import NDArray
 
-from hyperfl_flwr.protocol.arrays import (
-    by_number,
-    layout_problem,
-    not_finite,
-    pack_arrays,
-    per_client_key,
-    unpack_arrays,
-)
+from hyperfl_flwr.protocol.arrays import by_number, layout_problem, not_finite, per_client_key
 from hyperfl_flwr.protocol.messages import (
     ClientResult,
     Failure,
@@ -85,15 +75,6 @@ def test_a_report_whose_columns_differ_in_length_is_refused() -> None:
     record["client"] = [1, 2]
     with pytest.raises(ValueError, match="zip"):
         Report.from_record(record)
-
-
-@pytest.mark.parametrize(
-    "value", [np.arange(6, dtype=np.float32).reshape(2, 3), np.array(3, np.int64), np.zeros((0, 2))]
-)
-def test_arrays_are_packed_and_unpacked_unchanged(value: NDArray[Any]) -> None:
-    back = unpack_arrays(pack_arrays({"group/name": value}))["group/name"]
-    assert back.dtype == value.dtype
-    np.testing.assert_array_equal(back, value, strict=True)
 
 
 def test_names_and_weights() -> None:

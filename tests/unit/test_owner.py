@@ -14,8 +14,8 @@ from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.core.errors import ConfigError, DataError, RefusalError, for_others
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.contract.grids import Settings
-from hyperfl_flwr.protocol.arrays import pack_arrays
 from hyperfl_flwr.protocol.messages import ARRAYS, CONFIG, HELLO, PROPERTIES, Request, record_of
+from hyperfl_flwr.protocol.packing import pack_arrays
 from hyperfl_flwr.protocol.queries import PROBLEM
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 

@@ -1,13 +1,11 @@
 """Invalid replies of nodes: each is refused with a `ValueError`, because of which only its node is left out."""
 
-import io
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import RecordDict
 
-from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CLIENTS,
@@ -18,6 +16,7 @@ from hyperfl_flwr.protocol.messages import (
     Report,
     weights_record,
 )
+from hyperfl_flwr.protocol.packing import pack_arrays
 from hyperfl_flwr.protocol.reproducible_sum import MOST_LEVELS, ReproducibleSum
 from strategies.engine.replies import MOST_METRICS, read_report, read_training
 from strategies.engine.round_outcome import Outcome, Refused
@@ -66,44 +65,6 @@ def test_metrics_that_could_not_be_recorded_are_refused(metrics: dict[str, float
 def test_numbers_of_the_process_that_are_none(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"not a report|could not convert|process must be a text|seconds must be"):
         read_report(content({}, **change), [0])
-
-
-def header(text: bytes) -> bytes:
-    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
-
-
-def header_of(shape: tuple[int, ...], dtype: str = "<f4") -> bytes:
-    stream = io.BytesIO()
-    np.lib.format.write_array_header_1_0(stream, {"descr": dtype, "fortran_order": False, "shape": shape})
-    return stream.getvalue()
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        header_of((2**70,)) + b"0000",
-        header_of((2**40, 2**40)) + b"0000",
-        header_of((-1,)) + b"0000",
-        header_of((2,)) + b"0000",
-        header_of((1,)) + b"00000000",
-        header_of((1,), "|O") + b"00000000",
-        header(b"(" * 3000),
-        header(b"-" * 9000 + b"1"),
-        header(b"\xff\x00"),
-        header(b"{[]: 1}"),
-        b"\x93NUMPY\x01\x00\xff\xff{}",
-        b"",
-    ],
-)
-def test_arrays_that_are_none(data: bytes) -> None:
-    """Each gives a ValueError; Python's and NumPy's readers raise seven kinds of exceptions, or read too much."""
-    with pytest.raises(ValueError, match=r"header|must be|must hold|does not fit|magic|EOF"):
-        unpack_arrays(ArrayRecord({"a": Array(dtype="float32", shape=(1,), stype="numpy.ndarray", data=data)}))
-
-
-def test_what_we_pack_is_read() -> None:
-    for array in (np.zeros((), np.float32), np.zeros((0, 3), np.int64), np.arange(6.0).reshape(2, 3)):
-        assert np.array_equal(unpack_arrays(pack_arrays({"a": array}))["a"], array)
 
 
 def test_a_reason_is_one_line_whatever_a_node_calls_its_arrays() -> None:

@@ -12,6 +12,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.flower.messages import content_as_sent
 from hyperfl_flwr.launch.contract.folders import files_below
 from hyperfl_flwr.protocol.messages import CONFIG, Request, record_of
+from hyperfl_flwr.protocol.packing import unpack_arrays
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 Settings = dict[str, Scalar]
@@ -137,7 +138,8 @@ class RepeatingGrid(InProcessGrid):
         replies = [super(RepeatingGrid, self).answer(message) for _ in range(2)]
         if message.metadata.message_type == MessageType.TRAIN:
             first, second = (
-                {k: v.data for k, v in record_of(r.content, "arrays", ArrayRecord).items()} for r in replies
+                {k: v.tobytes() for k, v in unpack_arrays(record_of(r.content, "arrays", ArrayRecord)).items()}
+                for r in replies
             )
             self.pairs.append((first, second))
         return replies[1]

@@ -16,8 +16,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
 from numpy.typing import NDArray
 
-from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import record_of
+from hyperfl_flwr.protocol.packing import names_in, pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.secure_sums.field import ELEMENT_BYTES
 from hyperfl_flwr.protocol.secure_sums.header import Header, transcript_of
 from hyperfl_flwr.protocol.secure_sums.masks import Release, Step, Upload
@@ -214,7 +214,10 @@ def unmasked_parts(kind: str, content: RecordDict) -> list[str]:
     if kind == MessageType.TRAIN:
         allowed[MASKED] = {VECTOR}
     return sorted(
-        f"{name}/{key}" for name, record in content.items() for key in record if key not in allowed.get(name, set())
+        f"{name}/{key}"
+        for name, record in content.items()
+        for key in names_in(record)
+        if key not in allowed.get(name, set())
     )
 
 
@@ -231,10 +234,7 @@ def _by_node(numbers: Sequence[int], values: Sequence[bytes]) -> dict[int, bytes
 
 
 def _vector(record: ArrayRecord) -> NDArray[np.uint32]:
-    try:
-        arrays = unpack_arrays(record)
-    except TypeError as error:
-        raise ValueError(f"the masked vector cannot be read: {error}") from None
+    arrays = unpack_arrays(record)
     if list(arrays) != [VECTOR]:
         raise ValueError("the reply must hold one masked vector")
     return arrays[VECTOR]
