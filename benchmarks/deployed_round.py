@@ -9,7 +9,6 @@ import itertools
 import os
 import re
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from benchmarks.memory import proportional_memory
 from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.core.ports import free_port
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.provision import init
@@ -159,10 +159,7 @@ def measure_deployed(work: DeployedWork, *, worker: bool, num_rounds: int, note:
 @contextlib.contextmanager
 def deployed(folder: Path, worker: bool, data_root: str) -> Iterator[tuple[Deployment, list[Program]]]:
     """Start a deployment of two nodes on this machine, and end it at the end of the `with` block."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    deployment = Deployment(folder=folder, host="127.0.0.1", port=port, num_nodes=2)
+    deployment = Deployment(folder=folder, host="127.0.0.1", port=free_port(), num_nodes=2)
     init(deployment)
     for number in range(2):
         file = deployment.node(number) / "node.toml"

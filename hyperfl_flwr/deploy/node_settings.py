@@ -1,7 +1,6 @@
 """Read a node's folder: settings in `node.toml`, place in the federation in `place.toml`, SuperNode's arguments."""
 
 import shlex
-import socket
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -10,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hyperfl_flwr.config.refusals import explain
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.ports import free_port
 from hyperfl_flwr.core.setting_types import Scalar
 
 if TYPE_CHECKING:
@@ -97,10 +97,8 @@ def node_arguments(folder: Path) -> str:
     _refuse_missing_files(folder, node)
     # `worker` is for start.sh; the app of a run that an earlier version has started does not know it.
     config = " ".join(f"{key}={as_toml(value)}" for key, value in node.flat().items() if key != "worker")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return shlex.join(["--superlink", f"{place.host}:{place.port}", "--port", str(port), "--node-config", config])
+    port = str(free_port())
+    return shlex.join(["--superlink", f"{place.host}:{place.port}", "--port", port, "--node-config", config])
 
 
 def as_toml(value: Scalar) -> str:

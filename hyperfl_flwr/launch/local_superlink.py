@@ -9,7 +9,6 @@ is stopped, when an exception or Ctrl-C leaves the `with` block, and also when t
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import threading
@@ -20,6 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.core.ports import free_port
 from hyperfl_flwr.launch import private_network, processes
 from hyperfl_flwr.launch.flower_client import FlowerClient, RunStatus, write_connection
 from hyperfl_flwr.launch.flower_env import (
@@ -200,9 +200,7 @@ class LocalSuperLink:
         if self._client is not None:
             self._client.close()
         self._close_network()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         write_connection(self.home, self.address)
         command = [str(flower_command("flower-superlink")), "--insecure", "--simulation"]
         command += ["--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port", str(self.port)]

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.core.ports import free_port
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.provision import init
@@ -58,12 +58,6 @@ def eventually(holds: Callable[[], object], what: str, patience: float = PATIENC
     while not holds():
         assert time.monotonic() < end, f"{what} must be within {patience:g} s"
         time.sleep(0.1)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.core.ports import free_port
 from hyperfl_flwr.deploy.admission import wait_for_admission
 from hyperfl_flwr.deploy.keys import write_node_key
 from hyperfl_flwr.deploy.layout import Deployment
@@ -52,13 +52,6 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.2)
-
-
-def free_port() -> int:
-    with socket.socket() as probing:
-        probing.bind(("127.0.0.1", 0))
-        port: int = probing.getsockname()[1]
-        return port
 
 
 @dataclass

@@ -21,7 +21,6 @@ from programs import (
     LocalDeployment,
     eventually,
     finished,
-    free_port,
     processes_of,
     rows_of,
     sets,
@@ -34,6 +33,7 @@ from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import with_defaults
+from hyperfl_flwr.core.ports import free_port
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.launch.app_bundle import commit

@@ -9,8 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from programs import HYPERFL, free_port
+from programs import HYPERFL
 
+from hyperfl_flwr.core.ports import free_port
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.node_settings import read_settings
 from hyperfl_flwr.deploy.provision import init

@@ -16,6 +16,7 @@ from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.data.federated_data import load_federated_data, normalised
 from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.launch.contract.folders import files_below
+from hyperfl_flwr.protocol.packing import unpack_arrays
 
 NOVEL = [5, 6, 7]
 CLASSES = 10
@@ -42,7 +43,7 @@ def test_estimates_are_those_of_the_models_of_the_descriptors(run: Path) -> None
     source = open_run(run)
     data = load_federated_data(source.config.data_settings())
     encoder, target = source.recipe.new_encoder(), source.recipe.new_target()
-    arrays = {key.partition("/")[2]: torch.tensor(array.numpy()) for key, array in source.encoder.items()}
+    arrays = {key.partition("/")[2]: torch.tensor(array) for key, array in unpack_arrays(source.encoder).items()}
     encoder.load_state_dict(arrays, assign=True)
     test = [set(data.test_indices(client).tolist()) for client in range(8)]
     indices = np.array(sorted(set().union(*test[:5]) - set().union(*test[5:])))

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from flwr.app import Message
-from flwr.common.serde import recorddict_to_proto
 from torch import Tensor
 
 from clients.novel.on_demand import NovelOwner
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.registry import load_dataset
+from hyperfl_flwr.launch.contract.leaks import sent_bytes
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 N, SIDE, CLASSES = 7, 16, 3
@@ -57,13 +57,13 @@ class HearingGrid(InProcessGrid):
 
     def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
         kept = list(messages)
-        self.down += [recorddict_to_proto(message.content).SerializeToString() for message in kept]
+        self.down += [sent_bytes(message.content) for message in kept]
         return super().push_messages(kept)
 
     def answer(self, message: Message) -> Message:
         reply = super().answer(message)
         text = str(reply.error.reason).encode() if reply.has_error() else b""
-        self.up.append(text or recorddict_to_proto(reply.content).SerializeToString())
+        self.up.append(text or sent_bytes(reply.content))
         return reply
 
 

@@ -72,11 +72,3 @@ def silent_server() -> Iterator[int]:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         yield listener.getsockname()[1]
-
-
-def free_port() -> int:
-    """Return a port on which no program listens."""
-    with socket.socket() as probing:
-        probing.bind(("127.0.0.1", 0))
-        port: int = probing.getsockname()[1]
-        return port

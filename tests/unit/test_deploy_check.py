@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives import serialization
-from little_servers import NODE_COLUMNS, free_port, https_server
+from little_servers import NODE_COLUMNS, https_server
 from PIL import Image
 
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.ports import free_port
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.deploy import check_node
 from hyperfl_flwr.deploy.check_server import check

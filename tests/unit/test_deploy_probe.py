@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from little_servers import free_port, https_server, silent_server
+from little_servers import https_server, silent_server
 
 import hyperfl_flwr.deploy.probe
+from hyperfl_flwr.core.ports import free_port
 from hyperfl_flwr.deploy.keys import write_authority, write_server_certificate
 from hyperfl_flwr.deploy.probe import Answer, clock, probe
 from hyperfl_flwr.flower.superlink.fleet_api import Registration, ask_registration

@@ -16,9 +16,9 @@ from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
-from little_servers import free_port
 
 from hyperfl_flwr.core.errors import ConfigError, RunFailedError, StateError
+from hyperfl_flwr.core.ports import free_port
 from hyperfl_flwr.deploy.keys import read_public_key
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.provision import init

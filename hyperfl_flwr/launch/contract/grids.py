@@ -9,8 +9,8 @@ from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.flower.messages import content_as_sent
 from hyperfl_flwr.launch.contract.folders import files_below
+from hyperfl_flwr.launch.contract.leaks import sent_bytes
 from hyperfl_flwr.protocol.messages import CONFIG, Request, record_of
 from hyperfl_flwr.protocol.packing import unpack_arrays
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
@@ -106,7 +106,7 @@ class RecordingGrid(InProcessGrid):
             if message.has_error():
                 self.sent.add(str(message.error.reason).encode())
             else:
-                self.sent.add(content_as_sent(message.content))
+                self.sent.add(sent_bytes(message.content))
 
 
 class ForgetfulGrid(InProcessGrid):

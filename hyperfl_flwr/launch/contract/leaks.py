@@ -3,6 +3,10 @@
 from collections.abc import Mapping
 
 import numpy as np
+from flwr.app import ArrayRecord, RecordDict
+
+from hyperfl_flwr.flower.messages import content_as_sent
+from hyperfl_flwr.protocol.packing import unpack_arrays
 
 WINDOW, BLOCK, HASH_BITS = 16, 8, 24
 
@@ -63,6 +67,19 @@ def common_window(needle: bytes, haystack: bytes) -> bytes | None:
                 if len(window) == WINDOW and window == found and len(set(window)) > 1:
                     return window
     return None
+
+
+def sent_bytes(content: RecordDict) -> bytes:
+    """Return the bytes in which an array would be found: names and elements of a message's arrays, and other records.
+
+    Not those in which Flower sends the arrays: between them are zeros, and windows of zeros and a few other bytes occur
+    in many arrays.
+    """
+    arrays = {name: record for name, record in content.items() if isinstance(record, ArrayRecord)}
+    parts = [content_as_sent(RecordDict({name: content[name] for name in content if name not in arrays}))]
+    for record in arrays.values():
+        parts += [part for name, array in unpack_arrays(record).items() for part in (name.encode(), array.tobytes())]
+    return b"".join(parts)
 
 
 def leaks(arrays: Mapping[str, bytes], places: Mapping[str, bytes]) -> list[str]:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 if Path(sys.argv[0]).name == "flwr-clientapp" or sys.argv[1:3] == ["deploy", "worker"]:  # forks them
-    from flwr.app import Array, ArrayRecord, Context, Message
+    from flwr.app import Context, Message
     from flwr.clientapp import ClientApp
     from numpy import random
     from torch import Tensor
@@ -41,12 +41,14 @@ if Path(sys.argv[0]).name == "flwr-clientapp" or sys.argv[1:3] == ["deploy", "wo
         lies = file.read_text().split() if file.exists() else []
         if lies and trains and reply.has_content():
             file.write_text("\n".join(lies[1:]))
+            packing = sys.modules["hyperfl_flwr.protocol.packing"]  # the app's own
             arrays = reply.content["arrays"]
             if lies[0] in LIES:
-                changed = {key: Array(LIES[lies[0]](arrays[key].numpy())) for key in arrays}
-                reply.content["arrays"] = ArrayRecord(changed)
+                changed = {key: LIES[lies[0]](value) for key, value in packing.unpack_arrays(arrays).items()}
+                reply.content["arrays"] = packing.pack_arrays(changed)
             elif lies[0] == "large":
-                reply.content["more"] = ArrayRecord({"noise": Array(random.default_rng(0).standard_normal(25_000_000))})
+                noise = {"noise": random.default_rng(0).standard_normal(25_000_000)}
+                reply.content["more"] = packing.pack_arrays(noise)
         return reply
 
     ClientApp.__call__ = lying
