@@ -228,7 +228,7 @@ def _arrays(record: ArrayRecord) -> list[ArrayEntry]:
             ArrayEntry(name=name, shape=list(array.shape), dtype=str(array.dtype), bytes=array.nbytes)
             for name, array in unpack_arrays(record).items()
         ]
-    except ValueError:
+    except Exception:  # noqa: BLE001 - whatever comes in must be recorded
         return [
             ArrayEntry(name=name, shape=list(array.shape), dtype=array.dtype, bytes=len(array.data))
             for name, array in record.items()

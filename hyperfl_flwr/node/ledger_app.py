@@ -109,9 +109,9 @@ def _must_not_leave(entry: LedgerEntry, reply: Message, handle: LedgerHandle) ->
 
 
 def private_arrays(entry: LedgerEntry, private: Collection[str]) -> list[str]:
-    """Return the names of a message's arrays that belong to one of the private groups."""
-    names = [(record.name, array.name) for record in entry.records for array in record.arrays]
-    return [name for record, name in names if array_group(record, name) in private]
+    """Return the names of a message's arrays that belong to one of the private groups, wherever their key has it."""
+    names = [array.name for record in entry.records for array in record.arrays]
+    return [name for name in names if not set(private).isdisjoint(name.split("/")[:-1])]
 
 
 def _unmasked(kind: str, content: RecordDict, *, sums_only: bool) -> list[str]:

@@ -1,5 +1,6 @@
 """Pack the named arrays of a Flower message into one, read them without a copy, and refuse bytes that are none."""
 
+import functools
 import io
 import math
 import struct
@@ -51,9 +52,7 @@ def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     parts: list[bytes | memoryview] = [_filled(NUM_ARRAYS.pack(len(arrays)))]
     for key, value in arrays.items():
         contiguous, name = np.asarray(value, order="C"), key.encode()
-        stream = io.BytesIO()
-        np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(contiguous))
-        header = stream.getvalue()
+        header = _header(contiguous.shape, contiguous.dtype)
         parts += [
             _filled(LENGTHS.pack(len(name), len(header) + contiguous.nbytes) + name),
             header, contiguous.reshape(-1).view(np.uint8).data, bytes(-(len(header) + contiguous.nbytes) % ALIGNMENT),
@@ -125,7 +124,10 @@ def num_arrays(record: ArrayRecord) -> int:
         return 0
     if list(record) != [PACKED] or record[PACKED].stype != PACKED_TYPE:
         raise ValueError(f"arrays must be packed into one, got a record of {len(record)}")
-    data = memoryview(record[PACKED].data)
+    packed = record[PACKED]
+    data = memoryview(packed.data)
+    if (packed.dtype, tuple(packed.shape)) != ("uint8", (len(data),)):  # they travel, too, and no ledger has them
+        raise ValueError(f"a packed array must be described as its {len(data)} bytes, uint8")
     (number,) = NUM_ARRAYS.unpack(_part(data, 0, NUM_ARRAYS.size))
     _next(data, NUM_ARRAYS.size)
     return int(number)
@@ -156,9 +158,24 @@ def _array(data: memoryview) -> NDArray[Any]:
     if int.from_bytes(data[8:10], "little") > MOST_HEADER:  # numpy parses a long header slowly
         raise ValueError(f"the header of an array must have at most {MOST_HEADER} bytes")
     stream.seek(0)
-    shape, is_fortran, dtype = read_header(stream, len(data))
-    if is_fortran:
-        raise ValueError("arrays must be in C order, got one in Fortran order")
-    if not all(type(size) is int for size in shape):
+    shape, _, dtype = read_header(stream, len(data))
+    if not dtype.itemsize:
+        raise ValueError("the elements of an array must have bytes")  # otherwise any shape would fit
+    if not all(type(size) is int for size in shape):  # True is 1, but is not written like it
         raise ValueError(f"the shape of an array must be of integers, got {shape}")
-    return np.frombuffer(data, dtype, math.prod(shape), stream.tell()).reshape(shape)
+    # There are many other ways to write the same, with a comment, for example, or so that the elements are not aligned.
+    if data[: stream.tell()] != _header(shape, dtype):
+        raise ValueError("the header of an array must be the one that numpy writes for its shape, in C order, and type")
+    try:
+        return np.frombuffer(data, dtype, math.prod(shape), stream.tell()).reshape(shape)
+    except OverflowError as error:
+        raise ValueError(f"an array cannot have the shape {shape}") from error
+
+
+@functools.lru_cache(maxsize=1024)
+def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """Return numpy's header, in its format 1.0, of an array in C order."""
+    stream = io.BytesIO()
+    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, described)
+    return stream.getvalue()

@@ -200,13 +200,23 @@ def test_without_room_for_the_ledger_nothing_is_done_and_nothing_leaves(
     assert done == []
 
 
+@pytest.mark.parametrize(
+    ("record", "key"),
+    [
+        ("per-client-arrays", "0/embedding/weight"),
+        ("per-client-arrays", "embedding/weight"),
+        ("outlier-sums", "0/1/embedding/weight"),
+        ("arrays", "embedding/weight"),
+        ("arrays", "1/embedding/weight"),
+    ],
+)
 def test_a_private_group_s_array_is_stopped(
-    make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    record: str, key: str, make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """HyperFL's embedding is private, so a reply that contains it is replaced by an error."""
-    secret = pack_arrays({"0/embedding/weight": np.zeros(3, np.float32)})
+    """HyperFL's embedding is private, so a reply that contains it, in any place, is replaced by an error."""
+    secret = pack_arrays({key: np.zeros(3, np.float32)})
     monkeypatch.setattr(
-        adapter, "introduce", lambda message, _: Message(RecordDict({"per-client-arrays": secret}), reply_to=message)
+        adapter, "introduce", lambda message, _: Message(RecordDict({record: secret}), reply_to=message)
     )
     reply = reply_of(make_settings("hyperfl"), tmp_path)
     assert reply.error.reason == last_out(tmp_path).error == "ValueError: the reply contains arrays of private groups"

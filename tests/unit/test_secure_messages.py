@@ -25,6 +25,7 @@ from hyperfl_flwr.protocol.secure_sums.messages import (
     release_of,
     session_in,
     step_in,
+    unmasked_parts,
 )
 from hyperfl_flwr.protocol.sizes import content_bytes
 
@@ -99,6 +100,21 @@ def test_a_reply_holds_nothing_else():
     assert set(content) == {SECURE, MASKED}
     assert names_in(content[MASKED]) == [VECTOR]
     assert set(content[SECURE]) == {"transcript", "finished", "failed", "upload", "numbers", "holders", "boxes"}
+
+
+@pytest.mark.parametrize(
+    ("name", "arrays", "found"),
+    [
+        ("masked", {VECTOR: np.zeros(3, np.uint32)}, []),
+        ("masked", {VECTOR: np.zeros(3, np.float32)}, ["masked/sum/masked"]),
+        ("masked", {VECTOR: np.zeros((3, 1), np.uint32)}, ["masked/sum/masked"]),
+        ("masked", {VECTOR: np.zeros(3, np.uint32), "more": np.zeros(3, np.uint32)}, ["masked/more"]),
+        ("arrays", {"model/a": np.zeros(3, np.uint32)}, ["arrays/model/a"]),
+        ("arrays", {}, ["arrays"]),
+    ],
+)
+def test_what_a_secure_step_may_not_send(name, arrays, found):
+    assert unmasked_parts("train", RecordDict({name: pack_arrays(arrays)})) == found
 
 
 def test_a_question_survives_the_wire():

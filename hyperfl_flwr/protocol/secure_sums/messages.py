@@ -213,12 +213,22 @@ def unmasked_parts(kind: str, content: RecordDict) -> list[str]:
     allowed = {SECURE: _IN_RELEASE if kind == UNMASK else _IN_REPLY}
     if kind == MessageType.TRAIN:
         allowed[MASKED] = {VECTOR}
-    return sorted(
-        f"{name}/{key}"
-        for name, record in content.items()
-        for key in names_in(record)
-        if key not in allowed.get(name, set())
-    )
+    found = []
+    for name, record in content.items():
+        if name not in allowed:
+            found += [f"{name}/{key}" for key in names_in(record)] or [name]
+        elif isinstance(record, ArrayRecord):
+            vectors = unpack_arrays(record).items()
+            found += [
+                f"{name}/{key}" for key, array in vectors if key not in allowed[name] or not _may_be_masked(array)
+            ]
+        else:
+            found += [f"{name}/{key}" for key in record if key not in allowed[name]]
+    return sorted(found)
+
+
+def _may_be_masked(array: NDArray[Any]) -> bool:
+    return array.dtype == np.dtype(np.uint32) and array.ndim == 1
 
 
 def _parts(data: bytes) -> list[bytes]:
