@@ -77,8 +77,9 @@ def sent_bytes(content: RecordDict) -> bytes:
     """
     arrays = {name: record for name, record in content.items() if isinstance(record, ArrayRecord)}
     parts = [content_as_sent(RecordDict({name: content[name] for name in content if name not in arrays}))]
-    for record in arrays.values():
-        parts += [part for name, array in unpack_arrays(record).items() for part in (name.encode(), array.tobytes())]
+    for record, packed in arrays.items():
+        parts.append(record.encode())
+        parts += [part for name, array in unpack_arrays(packed).items() for part in (name.encode(), array.tobytes())]
     return b"".join(parts)
 
 
