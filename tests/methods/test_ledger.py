@@ -227,8 +227,8 @@ def test_arrays_whose_names_cannot_be_read_do_not_leave(
     make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They could be of a private group, and the ledger could not name them."""
-    data = pack_arrays({"0/embedding/weight": np.zeros(3, np.float32)})[PACKED].data
-    damaged = ArrayRecord({PACKED: Array(dtype="uint8", shape=(1,), stype=PACKED_TYPE, data=data + bytes(64))})
+    data = pack_arrays({"0/embedding/weight": np.zeros(3, np.float32)})[PACKED].data + bytes(64)
+    damaged = ArrayRecord({PACKED: Array(dtype="uint8", shape=(len(data),), stype=PACKED_TYPE, data=data)})
     monkeypatch.setattr(
         adapter, "introduce", lambda message, _: Message(RecordDict({"per-client-arrays": damaged}), reply_to=message)
     )

@@ -249,7 +249,7 @@ def test_the_pages_example_has_types(tmp_path: Path) -> None:
     wrong = 'hyperfl.rum()\nhyperfl.run(num_rounds="2")\nhyperfl.run(engine="mars")\nreveal_type(hyperfl.run())'
     example = tmp_path / "example.py"
     example.write_text("\n".join([*(block for block in BLOCKS if "pandas" not in block), wrong]))
-    # The packages that are not asked about here are not read, which takes a sixth of the time.
+    # The packages that are not asked about here are not read, which takes a fifth of the time.
     packages = ["torch.*", "numpy.*", "flwr.*", "pydantic.*", "matplotlib.*", "ray.*"]
     settings = tmp_path / "mypy.ini"
     settings.write_text(

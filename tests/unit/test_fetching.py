@@ -194,7 +194,7 @@ def many_names_of_one_array() -> ArrayRecord:
     [
         (
             RecordDict({"arrays": arrays_of({f"model/{number}": 1 for number in range(600)})}),
-            "names 600 arrays, at mos",
+            "names 600 arrays, at most 500",
         ),
         (RecordDict({"arrays": many_names_of_one_array()}), "cannot be decoded"),
         (RecordDict({str(number): SENT["config"] for number in range(30)}), "has 30 records, at most 20"),

@@ -239,7 +239,8 @@ def test_malformed_records_end_in_no_other_exception(data):
 @given(st.binary(max_size=200), st.integers(0, 140))
 def test_damaged_vectors_end_in_no_other_exception(inserted, place):
     data = REPLY.to_content()[MASKED][PACKED].data
-    array = Array(dtype="uint8", shape=(1,), stype=PACKED_TYPE, data=data[:place] + inserted + data[place:])
+    damaged = data[:place] + inserted + data[place:]
+    array = Array(dtype="uint8", shape=(len(damaged),), stype=PACKED_TYPE, data=damaged)
     content = RecordDict(dict(REPLY.to_content()) | {MASKED: ArrayRecord({PACKED: array})})
     with contextlib.suppress(ValueError):
         SecureReply.of(content)
