@@ -64,12 +64,12 @@ class DeployedWork:
     Attributes:
         name: Name in the table.
         settings: Settings of the run.
-        data_root: Folder of the named data sets; empty for the user's.
+        model: Network of `hyperfl run --model`, in a file of this folder; empty for a built-in one.
     """
 
     name: str
-    settings: tuple[tuple[str, Scalar], ...]
-    data_root: str = ""
+    settings: Mapping[str, Scalar]
+    model: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +85,21 @@ class Profile:
     round_seconds: float
     parts: Mapping[str, float]
     memory: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeployedRounds:
+    """The rounds of a run with and without a worker on the nodes.
+
+    Attributes:
+        name: Name of the run.
+        without_worker: The rounds with `worker = "off"`.
+        with_worker: The rounds with `worker = "auto"`.
+    """
+
+    name: str
+    without_worker: Profile
+    with_worker: Profile
 
 
 class Program:
@@ -129,22 +144,32 @@ class Program:
         return proportional_memory(found)
 
 
-def measure_deployed(work: DeployedWork, *, worker: bool, num_rounds: int, note: Callable[[str], None]) -> Profile:
+def measure_deployed(
+    work: DeployedWork, num_rounds: int, data_root: str, note: Callable[[str], None]
+) -> DeployedRounds:
     """Run a deployment of two nodes on loopback, with TLS and authentication, and divide its rounds into parts.
 
     Args:
         work: The run.
-        worker: Whether the nodes have a worker.
         num_rounds: Number of rounds, at least 2; the first is not counted.
+        data_root: Folder of the named data sets; empty for the user's.
         note: Called with what is measured.
     """
-    note(f"deployment: {work.name}, worker {'on' if worker else 'off'}")
-    with tempfile.TemporaryDirectory() as folder, deployed(Path(folder) / "fl", worker, work.data_root) as (fl, nodes):
+    profiles = []
+    for worker in (False, True):
+        note(f"deployment: {work.name}, worker {'on' if worker else 'off'}")
+        profiles.append(_profile(work, num_rounds, data_root, worker))
+    return DeployedRounds(name=work.name, without_worker=profiles[0], with_worker=profiles[1])
+
+
+def _profile(work: DeployedWork, num_rounds: int, data_root: str, worker: bool) -> Profile:
+    with tempfile.TemporaryDirectory() as folder, deployed(Path(folder) / "fl", worker, data_root) as (fl, nodes):
         output = Path(folder) / "run"
-        words = [f"--set={key}={value}" for key, value in (*work.settings, ("num-rounds", num_rounds))]
+        words = [f"--set={key}={value}" for key, value in {**work.settings, "num-rounds": num_rounds}.items()]
+        words += ["--model", work.model] if work.model else []
         hyperfl = Path(sys.executable).with_name("hyperfl")
         command = [str(hyperfl), "run", "--deployment", str(fl.folder), "--output", str(output), "--quiet", *words]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=Path(__file__).parent)
         time.sleep(IDLE_SECONDS)
         memory = nodes[0].resident()
         rows = [row for row in read_metrics(output) if row["kind"] == "train"][1:]

@@ -26,11 +26,6 @@ PATIENCE = 600.0
 
 FIRST_ROUND = "the first round is trained"
 
-SECTION = """`hyperfl run` with its default settings, on digits, from the start of the command to its first trained
-round (`python -m benchmarks --first-round`): when each program starts, and the CPU time of all of its processes until
-then. Medians of {number} run(s) with each engine; other work on the machine lengthens them."""
-"""Text above the tables of the beginnings."""
-
 ENGINES = {
     "in-process": "One process, which is what `--engine auto` chooses for this run:",
     "ray": "Flower's simulation engine on Ray (`--engine ray`):",

@@ -25,10 +25,14 @@ class SecureRound:
     """A round with secure sums and a plain one, all nodes in one process.
 
     Attributes:
+        method: The method.
+        nodes: Number of nodes.
         plain: Median wall seconds of a plain round.
         secure: Median wall seconds of a round with secure sums.
     """
 
+    method: str
+    nodes: int
     plain: float
     secure: float
 
@@ -53,4 +57,4 @@ def measure_rounds(work: Workload, num_rounds: int) -> SecureRound:
             rows = [row for row in read_metrics(run(grid, RunConfig.from_flat(settings))) if row["kind"] == "train"]
             seconds[is_secure] += [row["seconds"] for row in rows[1:]]
     plain, secure = (statistics.median(seconds[is_secure]) for is_secure in (False, True))
-    return SecureRound(plain=plain, secure=secure)
+    return SecureRound(method=work.method, nodes=work.clients, plain=plain, secure=secure)

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
+from benchmarks.secure_rounds import SecureRound
 from benchmarks.workload import Workload, initial_arrays
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import ARRAYS, Reduction, group_of
@@ -66,6 +67,19 @@ class SecureCost:
     up: float
     question: int
     answer: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureSums:
+    """What secure sums cost.
+
+    Attributes:
+        costs: Costs of a training step, by numbers of nodes and of parameters.
+        rounds: Whole rounds; each node hosts one client.
+    """
+
+    costs: Sequence[SecureCost]
+    rounds: Sequence[SecureRound]
 
 
 class _Nodes:

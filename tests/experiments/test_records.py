@@ -239,7 +239,8 @@ def test_the_pages_have_the_numbers_of_the_records() -> None:
     for name, figure in generator.FIGURES.items():
         picture = ROOT / "docs" / "pictures" / name
         assert picture.with_suffix(".sha256").read_text() == f"{figure.fingerprint()}\n", f"{name} is old"
-    used = {table.records for tables in generator.TABLES.values() for table in tables.values()}
+    shown = [table for tables in generator.TABLES.values() for table in tables.values()]
+    used = {table.records for table in shown if hasattr(table, "records")}
     assert used | {figure.records for figure in generator.FIGURES.values()} == set(shipped_records())
 
 

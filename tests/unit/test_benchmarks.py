@@ -4,10 +4,12 @@ import dataclasses
 import importlib
 import mmap
 import os
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from hyperfl_flwr.protocol.packing import pack_arrays
 
@@ -49,28 +51,99 @@ def test_plain_loops_train_as_the_project_does(method, shape, tmp_path):
         assert min(rounds.wall) > 0
 
 
-def test_workers_and_the_page(monkeypatch):
-    """A client's round is measured in a plain loop and in the project, each in a separate process; a row for each."""
-    measure, report = (importlib.import_module(f"benchmarks.{name}") for name in ("measure", "report"))
-    monkeypatch.setattr(measure, "CLIENT_VARIANTS", (measure.CLIENT_VARIANTS[2], measure.CLIENT_VARIANTS[4]))
-    assert {variant.program for variant in measure.CLIENT_VARIANTS} == {"plain", "ours"}
+def test_a_record_gives_the_tables_of_what_was_measured(monkeypatch):
+    """A client's round is measured in a plain loop and in the project, each in a separate process; a row for each.
+
+    The numbers go through the record's JSON, as those of every section do, and the tables and targets stay the same.
+    """
+    measure, records, rounds, sections = (
+        importlib.import_module(f"benchmarks.{name}") for name in ("measure", "records", "rounds", "sections")
+    )
+    monkeypatch.setattr(rounds, "CLIENT_VARIANTS", (rounds.CLIENT_VARIANTS[2], rounds.CLIENT_VARIANTS[4]))
+    assert {variant.program for variant in rounds.CLIENT_VARIANTS} == {"plain", "ours"}
     _, work = tiny("hyperfl", (1, 28, 28))
     _, small = tiny("hyperfl-frozen", (1, 28, 28))
     three = dataclasses.replace(small, clients=3)
-    timings = measure.measure_clients(work, 1, lambda _: None)
-    assert [one.variant for one in timings] == list(measure.CLIENT_VARIANTS)
-    federated = [dataclasses.replace(timings[0], variant=variant) for variant in measure.FEDERATED_VARIANTS]
-    results = report.Results(
-        circumstances={"cores": "2"}, command="bench", repetitions=1, rounds=3, clients={work: timings},
-        federations={work: federated}, transport=[], secure=[measure.measure_secure(small, 4, lambda _: None)],
-        secure_rounds={three: measure.measure_secure_rounds(three, 2, lambda _: None)},
-        private=[measure.measure_private(work, "lenet", 1, lambda _: None)],
-    )  # fmt: skip
-    page = report.render(results)
-    for variant in measure.FEDERATED_VARIANTS:
-        assert page.count(f"| {variant.name} |") == (2 if variant in measure.CLIENT_VARIANTS else 1)
-    assert "| hyperfl-frozen | 3 | " in page
-    assert "| lenet | 1x28x28 | " in page
+    clients = rounds.measure_clients(work, 1, lambda _: None)
+    assert [one.variant for one in clients.timings] == list(rounds.CLIENT_VARIANTS)
+    federated = [dataclasses.replace(clients.timings[0], variant=variant) for variant in rounds.FEDERATED_VARIANTS]
+    secure_sums = importlib.import_module("benchmarks.secure_sums")
+    found = {
+        "client-rounds": [clients],
+        "federated-rounds": [rounds.FederatedRounds(work=work, size=1, timings=federated)],
+        "secure-sums": secure_sums.SecureSums(
+            costs=[measure.measure_secure(small, 4, lambda _: None)],
+            rounds=[measure.measure_secure_rounds(three, 2, lambda _: None)],
+        ),
+        "noisy-steps": [measure.measure_private(work, "lenet", 1, lambda _: None)],
+    }
+    shown = {}
+    for name, measured in found.items():
+        section = sections.SECTIONS[name]
+        record = records.new_record("command", "0" * 40, section.kind.dump_python(measured, mode="json"))
+        read = section.kind.validate_python(records.Record.model_validate_json(record.model_dump_json()).measured)
+        assert read == measured
+        shown[name] = "\n\n".join(section.tables(read))
+        assert shown[name] == "\n\n".join(section.tables(measured))
+    for variant in rounds.FEDERATED_VARIANTS:
+        assert shown["federated-rounds"].count(f"| {variant.name} |") == 1
+        assert shown["client-rounds"].count(f"| {variant.name} |") == (variant in rounds.CLIENT_VARIANTS)
+    assert "| hyperfl-frozen | 3 | " in shown["secure-sums"]
+    assert "| lenet | 1x28x28 | " in shown["noisy-steps"]
+
+
+def test_the_network_of_many_arrays():
+    """It trains as a network of one's own does: its last module with parameters is the classifier."""
+    network = importlib.import_module("benchmarks.many_arrays").build((1, 8, 8), 10)
+    assert len(network.state_dict()) == 64
+    assert network(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
+    assert list(network.state_dict())[-1] == "classifier.bias"
+
+
+def test_one_section_is_measured_at_a_time(monkeypatch, capsys, tmp_path):
+    """Its tables are printed with the command that repeats them, and its record is written where sizes are usual."""
+    main, records, sections, transport = (
+        importlib.import_module(f"benchmarks.{name}") for name in ("__main__", "records", "sections", "transport")
+    )
+    step = transport.Step(name="pack", copies=1.0, seconds=0.0123)
+    section = dataclasses.replace(
+        sections.SECTIONS["transport"], measure=lambda sizes, note: [step], options=("repetitions",)
+    )
+    monkeypatch.setattr(records, "RECORDS", tmp_path)
+    monkeypatch.setattr(main, "SECTIONS", {"transport": section})
+    main.main(["transport", "--quick"])
+    assert "`python -m benchmarks transport --quick --repetitions 2`; commit " in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+    main.main(["--repetitions", "4"])
+    assert "| pack | 1.00 | 12.3 |" in capsys.readouterr().out
+    record = records.read_record("transport")
+    assert record.command == "python -m benchmarks transport --repetitions 4"
+    assert section.kind.validate_python(record.measured) == [step]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["round"], "there is no section round; choose from first-round, "),
+        (["transport", "--rounds", "2"], "--rounds must be at least 3, got 2"),
+        (["deployed-load", "--quick"], "deployed-load has no quick version"),
+    ],
+)
+def test_what_cannot_be_measured(words, message, capsys):
+    main = importlib.import_module("benchmarks.__main__")
+    with pytest.raises(SystemExit) as ended:
+        main.main(words)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks" / "records").glob("*.json")), ids=lambda file: file.stem)
+def test_records_have_a_commit_without_changes(file):
+    """The command of each is that of its section."""
+    record = importlib.import_module("benchmarks.records").read_record(file.stem)
+    assert re.fullmatch(r"[0-9a-f]{40}", record.commit)
+    assert record.command.startswith(f"python -m benchmarks {file.stem}")
+    assert "--quick" not in record.command
 
 
 def test_copies_of_transport():

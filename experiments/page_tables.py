@@ -1,0 +1,155 @@
+"""Tables and figures of the documentation, from the records of studies."""
+
+import hashlib
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from experiments.figures.curves import draw
+from experiments.records import Records, find_records, manifest_of, read_records, restore, stale_cells
+from experiments.study import Study, load_study
+
+Format = Callable[[float], str]
+
+SENT = "bytes_up_per_client_round"
+"""Number of summary.json that is 0 if clients send nothing."""
+
+
+def in_percent(value: float) -> str:
+    """Format a share in percent with a digit after the point."""
+    return f"{100 * value:.1f}"
+
+
+def one_digit(value: float) -> str:
+    """Format a number with a digit after the point."""
+    return f"{value:.1f}"
+
+
+def two_digits(value: float) -> str:
+    """Format a number with two digits after the point."""
+    return f"{value:.2f}"
+
+
+def short(value: float) -> str:
+    """Format a number with three digits."""
+    return f"{value:.3g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table of one column of a study, with a line for each row that has records.
+
+    Attributes:
+        records: Name of the file of records.
+        column: The study's column.
+        numbers: For each heading the number's place and its format. A place is a key of summary.json, with a dot for a
+            key inside another one, `settings:KEY`, or `interval:KEY` for a number with its 95 % interval.
+        rows: The study's rows that are shown; empty for all.
+        paper: Heading of a last number, the paper's; empty for none.
+    """
+
+    records: str
+    column: str
+    numbers: Mapping[str, tuple[str, Format]]
+    rows: Sequence[str] = ()
+    paper: str = ""
+
+    def lines(self) -> list[str]:
+        """Return the table in Markdown, and a line on where its numbers come from."""
+        records = read_records(find_records(self.records))
+        study = load_study(records.study_manifest.study)
+        stale = stale_cells(study, records)
+        headings = [*self.numbers, *([self.paper] if self.paper else [])]
+        lines = ["| | " + " | ".join(headings) + " |", "|---|" + "---:|" * len(headings)]
+        shown = []
+        for row in study.rows:
+            cells = [place for place in records.cells if place[:2] == (row.name, self.column)]
+            if not cells or (self.rows and row.name not in self.rows):
+                continue
+            mark = " (out of date)" if any(place in stale for place in cells) else ""
+            values = [self._value(records, cells, key, text) for key, text in self.numbers.values()]
+            if self.paper:
+                values.append(f"{found.value:.2f}" if (found := study.paper.get((row.name, self.column))) else "")
+            lines.append(f"| {row.label}{mark} | {' | '.join(values)} |")
+            shown += cells
+        return [*lines, "", _source(self, study, records, shown)]
+
+    def _value(self, records: Records, cells: Sequence[tuple[str, str, int]], key: str, text: Format) -> str:
+        if key == "privacy.epsilon" and not any(_number(records, place, SENT) for place in cells):
+            return "sends nothing"
+        if key.startswith("interval:"):
+            return _with_interval(records, cells, key.removeprefix("interval:"), text)
+        found = [_number(records, place, key) for place in cells]
+        known = [value for value in found if value is not None]
+        if not known:
+            return "none"
+        deviation = f" ± {text(statistics.stdev(known))}" if len(set(known)) > 1 else ""
+        return f"{text(statistics.fmean(known))}{deviation}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A study's figure, as `hyperfl figure` draws it.
+
+    Attributes:
+        records: Name of the file of records.
+        kind: The figure's name.
+        rows, columns: Those of the study that are shown; empty for all.
+    """
+
+    records: str
+    kind: str
+    rows: Sequence[str] = ()
+    columns: Sequence[str] = ()
+
+    def write(self, picture: Path) -> None:
+        """Draw the figure and write it with the hash of its records."""
+        records = read_records(find_records(self.records))
+        study = load_study(records.study_manifest.study)
+        rows, columns = (
+            chosen or {place[axis] for place in records.cells} for axis, chosen in enumerate((self.rows, self.columns))
+        )
+        shown = {place: cell for place, cell in records.cells.items() if place[0] in rows and place[1] in columns}
+        with tempfile.TemporaryDirectory() as folder:
+            restore(study, replace(records, cells=shown), Path(folder))
+            (drawn,) = draw(study, records.study_manifest, Path(folder), self.kind)
+            picture.write_bytes(drawn.read_bytes())
+        picture.with_suffix(".sha256").write_text(self.fingerprint() + "\n")
+
+    def fingerprint(self) -> str:
+        """Return the hash of the records that the picture shows some of."""
+        return hashlib.sha256(find_records(self.records).read_bytes()).hexdigest()
+
+
+def _number(records: Records, place: tuple[str, str, int], key: str) -> float | None:
+    recorded = records.cells[place]
+    if key.startswith("settings:"):
+        value: Any = manifest_of(recorded, records)["settings"][key.removeprefix("settings:")]
+    else:
+        value = recorded["summary"]
+        for part in key.split("."):
+            value = value.get(part) if value is not None else None
+    return None if value is None else float(value)
+
+
+def _with_interval(records: Records, cells: Sequence[tuple[str, str, int]], key: str, text: Format) -> str:
+    """Return a number of the only cell with its interval, such as `0.71 (0.69 to 0.73)`."""
+    (place,) = cells
+    value, low, high = (_number(records, place, key + end) for end in ("", "_low", "_high"))
+    if value is None or low is None or high is None:
+        return "none"
+    return f"{text(value)} ({text(low)} to {text(high)})"
+
+
+def _source(table: Table, study: Study, records: Records, cells: Sequence[tuple[str, str, int]]) -> str:
+    manifests = [records.cells[place]["manifest"] for place in cells]
+    commits = sorted({str(manifest["code"]["commit"])[:7] for manifest in manifests})
+    processors = ", ".join(sorted({manifest["hardware"]["processor"] for manifest in manifests}))
+    changes = "".join(f" --set {key}={value}" for key, value in records.study_manifest.changes.items())
+    command = (
+        f"hyperfl study {study.name} --datasets {table.column} --seeds {len({seed for *_, seed in cells})}{changes}"
+    )
+    return f"`{command}`; commit {', '.join(commits)}; {processors}."
