@@ -1,1 +1,1 @@
-"""Benchmarks of speed and memory, run by `make bench`; no test depends on their results."""
+"""Benchmarks of speed and memory, and of the quickstart's accuracies, run by `make bench`."""

@@ -1,4 +1,4 @@
-"""Measure speed and memory: `make bench`, or `python -m benchmarks`; `make results` writes the pages."""
+"""Measure speed, memory and the quickstart's accuracies: `make bench`, or `python -m benchmarks`."""
 
 import argparse
 import sys
@@ -49,7 +49,9 @@ def _parsed(words: Sequence[str] | None) -> tuple[list[str], Sizes]:
     parser.add_argument("--nodes", type=int, help=f"SuperNodes of deployed-load (default: {usual.nodes})")
     parser.add_argument("--data-root", default="", help="folder of Fashion-MNIST (default: your cache folder)")
     parser.add_argument(
-        "--quick", action="store_true", help="small sizes without deployments; writes no record (four minutes)"
+        "--quick",
+        action="store_true",
+        help="small sizes; omits deployments and the quickstart, and writes no record (four minutes)",
     )
     options = parser.parse_args(words)
     unknown = [name for name in options.sections if name not in SECTIONS]

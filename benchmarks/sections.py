@@ -13,6 +13,7 @@ from benchmarks.deployed_round import DeployedRounds, DeployedWork, measure_depl
 from benchmarks.first_round import ENGINES, Beginning, measure_beginning
 from benchmarks.measure import Note, measure_private, measure_secure, measure_secure_rounds, measure_transport
 from benchmarks.private_steps import PrivateSteps
+from benchmarks.quickstart import QuickstartRun, measure_quickstart, quickstart_tables
 from benchmarks.rounds import SLOW_ROUNDS, ClientRounds, FederatedRounds, measure_clients, measure_federations
 from benchmarks.secure_sums import SecureSums
 from benchmarks.tables import Target
@@ -148,7 +149,17 @@ def _deployed_load(sizes: Sizes, note: Note) -> Load:
     return measure_load(sizes.nodes, LOAD_ROUNDS, note)
 
 
+def _quickstart(_: Sizes, note: Note) -> list[QuickstartRun]:
+    return measure_quickstart(note)
+
+
 SECTIONS: Mapping[str, Section] = {
+    "quickstart": Section(
+        kind=TypeAdapter(list[QuickstartRun]),
+        measure=_quickstart,
+        tables=quickstart_tables,
+        has_quick=False,
+    ),
     "first-round": Section(
         kind=TypeAdapter(dict[str, list[Beginning]]),
         measure=_first_rounds,

@@ -107,11 +107,15 @@ SHARE_ABOVE = {
 
 SECONDS = {"seconds per round": ("seconds_per_round", one_digit)}
 
+ELSEWHERE = ("quickstart", "noisy-steps", "secure-sums")
+"""Sections of the benchmark that other pages show than the one on performance."""
+
 TABLES: Mapping[str, Mapping[str, Generated]] = {
     "results/performance.md": {
         "targets": Targets(),
-        **{name: Measured(section=name) for name in SECTIONS if name not in ("noisy-steps", "secure-sums")},
+        **{name: Measured(section=name) for name in SECTIONS if name not in ELSEWHERE},
     },
+    "results/index.md": {"quickstart": Measured(section="quickstart")},
     "privacy/secure-sums.md": {"secure-sums": Measured(section="secure-sums")},
     "privacy/differential-privacy.md": {
         "noisy-steps": Measured(section="noisy-steps"),

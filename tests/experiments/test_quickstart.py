@@ -23,7 +23,7 @@ def documented() -> dict[tuple[str, int], tuple[float, float]]:
     """Return personalized and aggregate accuracy in % by method and seed, from the page's table."""
     section = PAGE.read_text().split("\n## Quickstart\n")[1].split("\n## ")[0]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "|" in line]
-    rows = [row for row in cells if row[0] in METHODS]
+    rows = [row for row in cells if row[0] in METHODS and len(row) == 5]  # method, rate, seed, accuracies
     assert all(float(row[1]) == RECOMMENDED[row[0]].learning_rate for row in rows)
     return {(row[0], int(row[2])): (float(row[3]), float(row[4])) for row in rows}
 

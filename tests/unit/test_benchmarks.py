@@ -100,6 +100,24 @@ def test_the_network_of_many_arrays():
     assert list(network.state_dict())[-1] == "classifier.bias"
 
 
+def test_accuracies_of_the_quickstart():
+    """The tables have each run, the spread over the seeds, and the runs with older instructions."""
+    quickstart = importlib.import_module("benchmarks.quickstart")
+    accuracies = {("AVX512", 0): 0.9, ("AVX512", 1): 0.8, ("AVX2", 0): 0.9, ("AVX2", 1): 0.78}
+    runs = [
+        quickstart.QuickstartRun(
+            instructions=instructions, method=method, learning_rate=0.1, seed=seed, personalized=value, aggregate=0.5
+        )
+        for method in quickstart.METHODS
+        for (instructions, seed), value in accuracies.items()
+    ]
+    assert quickstart.largest_difference(runs) == pytest.approx(0.02)
+    page = "\n\n".join(quickstart.quickstart_tables(runs))
+    assert "| fedavg | 0.1 | 1 | 80.0 | 50.0 |" in page
+    assert "| fedavg | 85.0 (80.0 to 90.0) | 50.0 (50.0 to 50.0) |" in page
+    assert "| AVX2 | 90.0 (50.0) | 78.0 (50.0) |" in page
+
+
 def test_one_section_is_measured_at_a_time(monkeypatch, capsys, tmp_path):
     """Its tables are printed with the command that repeats them, and its record is written where sizes are usual."""
     main, records, sections, transport = (
