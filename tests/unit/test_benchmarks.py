@@ -142,7 +142,7 @@ def test_one_section_is_measured_at_a_time(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["round"], "there is no section round; choose from first-round, "),
+        (["round"], "there is no section round; choose from quickstart, "),
         (["transport", "--rounds", "2"], "--rounds must be at least 3, got 2"),
         (["deployed-load", "--quick"], "deployed-load has no quick version"),
     ],
