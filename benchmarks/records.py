@@ -58,6 +58,7 @@ def record_file(name: str) -> Path:
 def write_record(name: str, record: Record) -> Path:
     """Write a section's record and return its file."""
     file = record_file(name)
+    file.parent.mkdir(exist_ok=True)
     file.write_text(record.model_dump_json(indent=1) + "\n")
     return file
 
