@@ -4,7 +4,7 @@ import itertools
 import json
 import statistics
 from collections.abc import Collection, Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -285,12 +285,6 @@ def _value(metric: str, row: Line, column: Line, summary: Mapping[str, Any]) -> 
 
 def _in_unit(value: float, metric: str) -> float:
     return float(value) * (100 if unit_of(metric) == "%" else 1)
-
-
-def with_metric(study: Study, metric: str) -> Study:
-    """Return a copy of a study with tables of another number of summary.json."""
-    columns = [replace(column, metric="") for column in study.columns]
-    return replace(study, metric=metric, unit=unit_of(metric), columns=columns)
 
 
 def _commit(code: Mapping[str, Any]) -> str:

@@ -140,8 +140,8 @@ def table(
     records: FromRecords = "",
 ) -> None:
     """Print a study's table, and write it to its folder as Markdown, CSV and LaTeX."""
-    from experiments.collect import with_metric
     from experiments.study import load_study
+    from experiments.tables import with_metric
 
     found = with_metric(load_study(name), metric) if metric else load_study(name)
     folder, stale = _study_folder(found, output, quick=quick, records=records)

@@ -286,8 +286,8 @@ def _study_file(name: str) -> Path:
         return Path(name)
     if name not in study_names():
         raise ConfigError(
-            f"there is no study {name!r}; known: {', '.join(study_names())}{nearest(name, study_names())}; "
-            "a file of your own is named with its ending, .toml"
+            f"there is no study {name!r} (`hyperfl studies` lists them; a file of your own is named with its ending, "
+            f".toml){nearest(name, study_names())}"
         )
     return FOLDER / "studies" / f"{name}.toml"
 

@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from experiments.collect import FAILED, NOT_REACHED, OUT_OF_DATE, Collected, Entry
@@ -29,6 +30,21 @@ PAIRED_COLUMNS = (
     "row", "column", "metric", "unit", "difference", "low", "high", "clients", "seeds", "better", "worse", "missing",
 )  # fmt: skip
 """Columns of table-against-ROW.csv."""
+
+AGGREGATE = "_aggregate"
+"""Ending of the numbers of the model as received."""
+
+
+def with_metric(study: Study, metric: str) -> Study:
+    """Return a copy of a study with tables of another number of summary.json.
+
+    A column of the model as received shows the same number of that model.
+    """
+    aggregate = f"{study.metric}{AGGREGATE}"
+    columns = [
+        replace(column, metric=f"{metric}{AGGREGATE}" if column.metric == aggregate else "") for column in study.columns
+    ]
+    return replace(study, metric=metric, unit=unit_of(metric), columns=columns)
 
 
 def markdown(collected: Collected, pairing: Pairing | None = None) -> str:

@@ -71,7 +71,7 @@ def problem_of(document: dict[str, Any], on_note: Callable[[str], None]) -> str:
         use_weights(config.lpm.weights)
         with CoreSlots() as slots:
             threads = 1 if config.threads == "auto" else config.threads
-            slots.acquire(threads, lambda: on_note(f"{WAITING} for one"))
+            slots.acquire(threads, lambda: on_note(WAITING))
             if document["attack"]:
                 folder = Path(config.output)
                 run_attack(config.model_copy(update={"output": ""}), document["attack"], folder)

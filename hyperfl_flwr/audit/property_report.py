@@ -19,10 +19,11 @@ from hyperfl_flwr.audit.property_results import (
 from hyperfl_flwr.audit.property_views import VIEWS
 from hyperfl_flwr.audit.shadow_runs import Arrays
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.pages.figures import captioned
-from hyperfl_flwr.pages.render import Settings, counted, percent, plain, write_page
+from hyperfl_flwr.pages.render import Settings, percent, plain, write_page
 from hyperfl_flwr.runs.plots import save
 from hyperfl_flwr.runs.share_plot import Pairs, share_figure
 

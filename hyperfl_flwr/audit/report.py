@@ -14,21 +14,20 @@ from hyperfl_flwr.audit.audit import AttackResult, images_of
 from hyperfl_flwr.audit.pictures import MOST_DECIBELS, PictureRow, draw_rows, picture_rows
 from hyperfl_flwr.audit.record_round import AttackedRound
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.images import Lpips, similarity
 from hyperfl_flwr.pages.figures import image_source
-from hyperfl_flwr.pages.render import NOTHING, Settings, counted, plain, write_page
+from hyperfl_flwr.pages.render import NOTHING, Settings, plain, write_page
 from hyperfl_flwr.runs import manifest
 
 WHOLE_ROUND = 100
 """Number of training samples from which a client's local training counts as a whole round."""
 
 CHEATS = "The server cheats in these attacks: it sends forged weights, which it made for each attack."
-
-Values = NDArray[np.float64]
 
 
 def measure(target: AttackedRound, findings: Mapping[str, AttackResult], lpips: Lpips | None = None) -> dict[str, Any]:
@@ -132,7 +131,7 @@ def _label_counts(finding: AttackResult) -> dict[str, Any]:
     }
 
 
-def _statistics(values: Values) -> dict[str, Any]:
+def _statistics(values: NDArray[np.float64]) -> dict[str, Any]:
     """Return mean, median and each value; NaN (SSIM of images below 7 pixels) becomes None."""
     capped = np.minimum(values, MOST_DECIBELS)
     numbers = {"mean": float(np.mean(capped)), "median": float(np.median(capped))}

@@ -20,10 +20,11 @@ from hyperfl_flwr.audit.shadow_results import (
 from hyperfl_flwr.audit.shadow_runs import Arrays
 from hyperfl_flwr.audit.shadow_views import view_title
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.pages.figures import captioned
-from hyperfl_flwr.pages.render import Settings, counted, plain, write_page
+from hyperfl_flwr.pages.render import Settings, plain, write_page
 from hyperfl_flwr.runs.plots import save
 from hyperfl_flwr.runs.roc_plot import RocCurve, roc_figure
 

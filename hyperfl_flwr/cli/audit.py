@@ -93,7 +93,10 @@ def run_audit(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override a setting of the round with KEY=VALUE; repeatable.")
     ] = None,
-    output: Annotated[Path, typer.Option(help="Folder of the result.")] = Path("runs/audit"),
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the result; default: a new one, runs/audit or runs/audit-N."),
+    ] = None,
 ) -> None:
     """Attack a client's upload and compare the result with its images; prints the verdicts and the report's path."""
     from hyperfl_flwr.audit.audit import audit
@@ -103,9 +106,10 @@ def run_audit(
     from hyperfl_flwr.audit.report import write_audit
     from hyperfl_flwr.core.device import resolve_device
     from hyperfl_flwr.metrics.images import Lpips
-    from hyperfl_flwr.runs.run_directory import refuse_used_directory
+    from hyperfl_flwr.runs.run_directory import refuse_used_directory, unused_directory
 
-    refuse_used_directory(output.absolute())
+    output = (output or unused_directory(Path("runs/audit"))).absolute()
+    refuse_used_directory(output)
     options = Options(
         attacks=[name.strip() for name in attacks.split(",") if name.strip()],
         num_images=num_images, samples=samples, labels_known=labels_known, iterations=iterations, restarts=restarts,
@@ -133,7 +137,7 @@ def run_audit(
     with _bars() as bars:
         findings = audit(target, options, observed, on_finding=bars.done, progress=bars.progress)
     output.mkdir(parents=True, exist_ok=True)
-    written = write_audit(target, findings, output.absolute(), lpips)
+    written = write_audit(target, findings, output, lpips)
     _print_verdicts(target, findings)
     out.print(str(written[-1]), markup=False)
 
@@ -189,14 +193,18 @@ def run_descriptors(
     data_root: Annotated[
         Path | None, typer.Option(help="Folder of the run's data set; default: as in the run.")
     ] = None,
-    output: Annotated[Path, typer.Option(help="Folder of the result.")] = Path("runs/descriptors"),
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the result; default: a new one, as runs/descriptors."),
+    ] = None,
 ) -> None:
     """Estimate novel clients' label shares from their descriptors, with controls; prints means and the file's path."""
     from hyperfl_flwr.audit.descriptors import measure_descriptors
     from hyperfl_flwr.core.storage import write_atomically
-    from hyperfl_flwr.runs.run_directory import refuse_used_directory
+    from hyperfl_flwr.runs.run_directory import refuse_used_directory, unused_directory
 
-    refuse_used_directory(output.absolute())
+    output = (output or unused_directory(Path("runs/descriptors"))).absolute()
+    refuse_used_directory(output)
     changes: dict[str, Scalar] = {"novel.epsilons": epsilons, "device": "cpu"}
     changes |= {} if delta is None else {"novel.delta": delta}
     changes |= {} if data_root is None else {"data-root": str(data_root.absolute())}
@@ -208,7 +216,7 @@ def run_descriptors(
     out.print(listed)
     output.mkdir(parents=True, exist_ok=True)
     write_atomically(output / "descriptors.json", (json.dumps(document, indent=2) + "\n").encode())
-    out.print(str(output.absolute() / "descriptors.json"), markup=False)
+    out.print(str(output / "descriptors.json"), markup=False)
 
 
 def _with_error(found: Mapping[str, Any]) -> str:

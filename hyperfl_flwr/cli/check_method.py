@@ -20,7 +20,7 @@ def check(
     output: Annotated[Path | None, typer.Option(help="Folder in which the runs are kept; default: none.")] = None,
     in_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
-    """Check that a method holds what all methods must, on small federations; exit code 1 if it does not."""
+    """Train small federations and list the rules that a method breaks; exit code 1 if there are any."""
     from hyperfl_flwr.launch.contract.check import check_method
 
     found = []

@@ -11,12 +11,16 @@ from typing import Annotated
 
 import typer
 
+from hyperfl_flwr.cli.groups import ListedCommands
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.launch.console import err, out, parse_setting
 from hyperfl_flwr.launch.findings import as_json, exit_code, print_finding
 from hyperfl_flwr.launch.flower_env import DEFAULT_PORT
 
-deployments = typer.Typer(help="Prepare and check a federation of SuperNodes on machines of different owners.")
+deployments = typer.Typer(
+    cls=ListedCommands, rich_markup_mode=None,
+    help="Prepare and check a federation of SuperNodes on machines of different owners.",
+)  # fmt: skip
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the deployment.")]
 

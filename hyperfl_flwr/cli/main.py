@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from hyperfl_flwr import __version__
@@ -37,6 +38,7 @@ from hyperfl_flwr.cli.settings import listings
 from hyperfl_flwr.cli.tensorboard import boards
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.package_guard import STUDIES
+from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.console import err, out, parse_setting
 
@@ -264,8 +266,11 @@ def _print_estimate(changes: dict[str, Scalar], num_nodes: int | None, engine: s
         err.print(f"warning: {warning}", markup=False)
     cost = estimate(planned, len(usable_cores()) if cluster is None else cluster.cpus)
     table = Table("estimate", "")
+    if planned.data:
+        table.add_row("data", escape(planned.data.removeprefix("data: ")))
     if cluster is not None:
-        table.add_row("Ray cluster", f"{cluster}, {planned.num_nodes} nodes of {planned.threads} thread(s)")
+        nodes = f"{counted(planned.num_nodes, 'node')} of {counted(planned.threads, 'thread')}"
+        table.add_row("Ray cluster", f"{cluster}, {nodes}")
     table.add_row("engine", planned.engine)
     down, up = cost.bytes_down_per_client_round, cost.bytes_up_per_client_round
     table.add_row("a client's payload per round", f"{down / 1e6:.2f} MB down, {up / 1e6:.2f} MB up")

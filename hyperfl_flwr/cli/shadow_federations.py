@@ -112,5 +112,5 @@ def train_share(
 
     with CoreSlots() as slots:
         threads = 1 if game.config.threads == "auto" else game.config.threads
-        slots.acquire(threads, lambda: err.print(f"{WAITING} for one"))
+        slots.acquire(threads, lambda: err.print(WAITING))
         play_some(game, folder, numbers, on_played)

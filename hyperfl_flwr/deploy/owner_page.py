@@ -9,6 +9,7 @@ from typing import Self
 from markupsafe import Markup
 
 from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS, Task
 from hyperfl_flwr.deploy.ledger_view import RunLedger, ledger_folder, runs_of
 from hyperfl_flwr.deploy.node_settings import FILE as NODE_FILE
@@ -17,7 +18,7 @@ from hyperfl_flwr.node.evaluations import Evaluation, Evaluations
 from hyperfl_flwr.node.ledger import LEDGER
 from hyperfl_flwr.node.private_state import client_folders
 from hyperfl_flwr.pages.figures import svg
-from hyperfl_flwr.pages.render import NOTHING, counted, percent, score_interval_text, write_page
+from hyperfl_flwr.pages.render import NOTHING, percent, score_interval_text, write_page
 from hyperfl_flwr.privacy.budget import FILE as PRIVACY_RECORD
 from hyperfl_flwr.privacy.budget import read_record
 from hyperfl_flwr.privacy.spent import spent

@@ -8,6 +8,7 @@ and has the same packages and data. Ray ends the processes of the run with its d
 from pathlib import Path
 
 from hyperfl_flwr.core.errors import DeviceError
+from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.toml_files import settings_text
 from hyperfl_flwr.launch.app_bundle import build_app
 from hyperfl_flwr.launch.cluster import Cluster, Placement
@@ -85,8 +86,9 @@ def _where(planned: SimulationPlan, cluster: Cluster, placement: Placement) -> s
     """Describe where a run trains, and how to change it."""
     names = ", ".join(map(str, placement.hosts[:5])) + (" ..." if len(placement.hosts) > 5 else "")
     text = (
-        f"{planned.settings['num-clients']} clients on {planned.num_nodes} nodes in {placement.processes} process(es), "
-        f"{planned.threads} thread(s) each, on {planned.device} of {names}"
+        f"{planned.settings['num-clients']} clients on {counted(planned.num_nodes, 'node')} in "
+        f"{counted(placement.processes, 'process', 'processes')}, {counted(planned.threads, 'thread')} each, on "
+        f"{planned.device} of {names}"
     )
     if planned.chosen_for:
         text += f"; chosen for {planned.chosen_for}, set --num-nodes and --set threads= to change it"

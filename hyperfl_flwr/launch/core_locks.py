@@ -20,7 +20,7 @@ from hyperfl_flwr.core.errors import ConfigError, DeviceError
 POLL_SECONDS = 0.5
 """Seconds between two attempts of a waiting run to take a core."""
 
-WAITING = "all cores are taken by other runs; waiting"
+WAITING = "all cores are taken by other runs; waiting for one (HYPERFL_CORES=N counts N cores; Ctrl-C ends this run)"
 """Note for the user while a run waits."""
 
 

@@ -22,6 +22,7 @@ from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError, DeviceError, RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.data.description import describe, label_notes
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
 from hyperfl_flwr.launch.cluster import Cluster
 from hyperfl_flwr.launch.engine_choice import chosen_engine
@@ -29,7 +30,7 @@ from hyperfl_flwr.launch.node_numbers import check_given_nodes, suitable_for_red
 from hyperfl_flwr.launch.plans import AUTO, IN_PROCESS, RAY, Plan, SimulationPlan
 from hyperfl_flwr.launch.settings import check_resume, requested, without_effect
 from hyperfl_flwr.launch.sizing import Machine, suitable_nodes, suitable_threads
-from hyperfl_flwr.launch.warnings import leak_warnings, lie_warnings
+from hyperfl_flwr.launch.warnings import leak_warnings, lie_warnings, partition_warnings
 from hyperfl_flwr.models.provenance import travelling_sources
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.runs.resume import refuse_other_nodes
@@ -76,7 +77,8 @@ def plan(
     device = resolve_device(config.device).type if cluster is None else _device_of(cluster, config.device)
     data = load_federated_data(config.data_settings())
     check_run(config, data.dataset.input_shape, data.dataset.num_classes)
-    return _laid_out(config, data, num_nodes, engine, device, cluster, without_effect(changes, config.method))
+    notes = [*without_effect(changes, config.method), *partition_warnings(changes, data), *label_notes(data)]
+    return _laid_out(config, data, num_nodes, engine, device, cluster, notes)
 
 
 def _device_of(cluster: Cluster, name: str) -> str:
@@ -142,6 +144,7 @@ def _laid_out(
         settings=config.flat(),
         sources=travelling_sources(config.flat()),
         warnings=warnings,
+        data=describe(data),
         num_nodes=num_nodes,
         threads=threads,
         device=device,

@@ -57,6 +57,7 @@ class SimulationPlan(Plan):
         threads: torch threads of each process, as in the settings.
         device: Device on which the clients train, `cpu` or `cuda`.
         num_gpus: Number of GPUs of the machine or cluster; 0 for training on the CPU.
+        data: Description of the data, for the user.
         chosen_for: Machine for which nodes or threads were chosen; empty if the caller gave both.
         engine: `RAY` or `IN_PROCESS`.
         cluster: The Ray cluster on which the nodes train; None for this machine.
@@ -67,5 +68,6 @@ class SimulationPlan(Plan):
     device: str
     num_gpus: int
     chosen_for: str
+    data: str = ""
     engine: str = RAY
     cluster: Cluster | None = None

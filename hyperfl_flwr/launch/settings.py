@@ -59,7 +59,7 @@ def requested(changes: Mapping[str, Scalar], *, deployed: bool = False) -> RunCo
 
 
 def without_effect(changes: Mapping[str, Scalar], method: str) -> list[str]:
-    """Return a warning for each changed setting that belongs to other methods only.
+    """Return a warning for each changed setting that belongs to other methods only, and for an epsilon of 0.
 
     Args:
         changes: Settings that differ from the defaults.
@@ -67,11 +67,14 @@ def without_effect(changes: Mapping[str, Scalar], method: str) -> list[str]:
     """
     used = {kind.key for kind in METHODS[method].settings}
     others = {kind.key for kind in method_sections()} - used
-    return [
+    found = [
         f"{key} has no effect on {method}; it is a setting of {', '.join(_users(section))}"
         for key in sorted(changes)
         if (section := key.partition(".")[0]) in others and "." in key
     ]
+    if "dp.epsilon" in changes and not changes["dp.epsilon"]:
+        found.append("dp.epsilon = 0 switches differential privacy off; for noisy steps, set a value above 0")
+    return found
 
 
 def _users(section: str) -> list[str]:

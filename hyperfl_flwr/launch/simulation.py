@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.toml_files import settings_text
 from hyperfl_flwr.launch import subprocess_call
@@ -80,8 +81,7 @@ def launch(planned: SimulationPlan, observer: RunCallbacks, superlink: EarlySupe
         RunFailedError: If the run failed, whatever exit status Flower's commands returned.
         DeviceError: If hosts of a cluster do not fit the run.
     """
-    for warning in planned.warnings:
-        observer.on_note(f"warning: {warning}")
+    _note_data(planned, observer)
     if planned.cluster is not None:
         return launch_on_cluster(planned, planned.cluster, observer)
     if superlink is None:
@@ -89,7 +89,7 @@ def launch(planned: SimulationPlan, observer: RunCallbacks, superlink: EarlySupe
             return launch(planned, observer, own)
 
     def on_wait() -> None:
-        observer.on_note(f"{WAITING} for one")
+        observer.on_note(WAITING)
         superlink.discard()
 
     with CoreSlots() as slots:
@@ -123,11 +123,10 @@ def launch_in_process(planned: SimulationPlan, observer: RunCallbacks, process: 
     Raises:
         RunFailedError: If the run failed.
     """
-    for warning in planned.warnings:
-        observer.on_note(f"warning: {warning}")
+    _note_data(planned, observer)
 
     def on_wait() -> None:
-        observer.on_note(f"{WAITING} for one")
+        observer.on_note(WAITING)
         process.end()
 
     with CoreSlots() as slots:
@@ -137,11 +136,20 @@ def launch_in_process(planned: SimulationPlan, observer: RunCallbacks, process: 
             return follow(process, process.submit(planned.settings, planned.num_nodes), planned, observer)
 
 
+def _note_data(planned: SimulationPlan, observer: RunCallbacks) -> None:
+    """Show what data a run has, and the warnings about it and about the settings."""
+    if planned.data:
+        observer.on_note(planned.data)
+    for warning in planned.warnings:
+        observer.on_note(f"warning: {warning}")
+
+
 def _where(planned: SimulationPlan, actors: int) -> str:
     """Describe where a run trains, and how to change it."""
     text = (
-        f"{planned.settings['num-clients']} clients on {planned.num_nodes} nodes in {actors} process(es), "
-        f"{planned.threads} thread(s) each, on {planned.device}, engine {planned.engine}"
+        f"{planned.settings['num-clients']} clients on {counted(planned.num_nodes, 'node')} in "
+        f"{counted(actors, 'process', 'processes')}, {counted(planned.threads, 'thread')} each, on {planned.device}, "
+        f"engine {planned.engine}"
     )
     if planned.chosen_for:
         text += f"; chosen for {planned.chosen_for}, set --engine, --num-nodes and --set threads= to change it"

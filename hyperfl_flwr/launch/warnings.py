@@ -1,14 +1,17 @@
-"""Warn before a run starts if its settings are known to leak private images, or set lies that nobody tells.
+"""Warn before a run starts if its settings are known to leak private images, or some of them have no effect.
 
 The thresholds come from measurements with `hyperfl audit` (docs/privacy/audit.md): its attacks have reconstructed
 images from the upload of a client with a few samples, and none from a client with 600 samples and 60 steps. The
 absence of a warning is not a guarantee of privacy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hyperfl_flwr.attacks.registry import attacks_on
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.data.federated_data import FederatedData
 from hyperfl_flwr.methods import METHODS
 
 FEW_SAMPLES = 8
@@ -19,6 +22,35 @@ ENOUGH_NOISE = 0.03
 
 LARGEST_EPSILON = 10.0
 """Largest `dp.epsilon` at which noisy steps count as protection; a larger one adds little noise."""
+
+
+PARTITION_SETTINGS: Mapping[str, Sequence[str]] = {
+    "data.iid-fraction": ("similarity",),
+    "data.dirichlet-alpha": ("dirichlet", "dirichlet-per-label"),
+    "data.shards-per-client": ("shards",),
+}
+"""Settings of single partitions, with the partitions that they are for."""
+
+
+def partition_warnings(changes: Mapping[str, Scalar], data: FederatedData) -> list[str]:
+    """Return a warning for each changed setting that the partition in use ignores.
+
+    Args:
+        changes: Settings that the user has given.
+        data: The federation's data.
+    """
+    name, default, found = data.partition, default_settings(), []
+    given = changes.get("data.partition", name)
+    if given not in (name, default["data.partition"]):
+        found.append(
+            f"data.partition = {given} has no effect: {data.dataset.name} has client ids, and each id is a client; "
+            f"remove them from the data to divide the samples by data.partition"
+        )
+    return found + [
+        f"{key} has no effect with the partition {name}; it is a setting of {' and '.join(partitions)}"
+        for key, partitions in PARTITION_SETTINGS.items()
+        if changes.get(key, default[key]) != default[key] and name not in partitions and given not in partitions
+    ]
 
 
 def lie_warnings(config: RunConfig, num_nodes: int) -> list[str]:

@@ -29,8 +29,7 @@ STEM = "model"
 NAMES = tuple(field.name for field in fields(TargetRecipe))
 """Keys of the metadata in the parameters' file; each value is in JSON."""
 
-PARAMETERS, FACTS, SCRIPT = "model.safetensors", "model.json", "use_model.py"
-"""Default names of the files."""
+PARAMETERS, FACTS, SCRIPT = "model.safetensors", "model.json", "use_model.py"  # default names of the files
 
 _SCRIPT = '''"""A {target} network in plain torch. It needs torch, safetensors, and {parameters} in the same folder.
 
@@ -68,7 +67,9 @@ def load_model(path=Path(__file__).with_name("{parameters}")):
 @torch.no_grad()
 def predict(model, samples):
     """Return {returns}, for samples [n, *INPUT_SHAPE]{range}."""
-    per_channel = [-1] + [1] * (len(INPUT_SHAPE) - 1)
+    if tuple(samples.shape[1:]) != INPUT_SHAPE:
+        raise ValueError(f"samples must have the shape {{['n', *INPUT_SHAPE]}}, got {{list(samples.shape)}}")
+{checked}    per_channel = [-1] + [1] * (len(INPUT_SHAPE) - 1)
     normalised = (samples - torch.tensor(MEAN).reshape(per_channel)) / torch.tensor(STD).reshape(per_channel)
 {predicted}
 
@@ -77,13 +78,20 @@ if __name__ == "__main__":
 {argument}    if len(sys.argv) > 1:
         import numpy
 
-        array = numpy.load(sys.argv[1], allow_pickle=False)
+        try:
+            array = numpy.load(sys.argv[1], allow_pickle=False)
 {printed}
+        except (OSError, ValueError) as error:
+            sys.exit(f"error: {{error}}")
     else:
         numbers = sum(value.numel() for value in load_model().state_dict().values())
         print("{target}:", numbers, "numbers, samples of the shape", INPUT_SHAPE, "in", len(CLASSES), "{outputs}")
         print("pass a .npy file of samples to predict their {outputs}")
 '''
+
+_PIXEL_CHECK = """    if not 0 <= float(samples.min()) <= float(samples.max()) <= 1:
+        raise ValueError("pixels must be from 0 to 1; divide those from 0 to 255 by 255")
+"""
 
 _USES: dict[str, dict[str, str]] = {
     CLASSIFICATION.name: {
@@ -91,24 +99,24 @@ _USES: dict[str, dict[str, str]] = {
         "returns": "the names of the predicted classes and their confidences",
         "predicted": """    confidences, labels = model(normalised).softmax(dim=1).max(dim=1)
     return [CLASSES[label] for label in labels], confidences.tolist()""",
-        "printed": """        for name, confidence in zip(*predict(load_model(), torch.tensor(array).float())):
-            print(name, f"{confidence:.6f}")""",
+        "printed": """            for name, confidence in zip(*predict(load_model(), torch.tensor(array).float())):
+                print(name, f"{confidence:.6f}")""",
     },
     MULTI_LABEL.name: {
         "usage": "labels, probabilities",
         "returns": "the names of each sample's labels above 0.5, and the probabilities of all labels",
         "predicted": """    shares = model(normalised).sigmoid().tolist()
     return [[name for name, share in zip(CLASSES, row) if share > 0.5] for row in shares], shares""",
-        "printed": """        for names, shares in zip(*predict(load_model(), torch.tensor(array).float())):
-            print(";".join(names) or "none", *(f"{share:.6f}" for share in shares))""",
+        "printed": """            for names, shares in zip(*predict(load_model(), torch.tensor(array).float())):
+                print(";".join(names) or "none", *(f"{share:.6f}" for share in shares))""",
     },
     REGRESSION.name: {
         "usage": "numbers",
         "returns": "the predicted numbers [n][len(CLASSES)]",
         "predicted": """    mean, std = (torch.tensor(each, dtype=torch.float64) for each in (TARGET_MEAN, TARGET_STD))
     return (model(normalised).double() * std + mean).tolist()""",
-        "printed": """        for numbers in predict(load_model(), torch.tensor(array).float()):
-            print(*(f"{number:.6g}" for number in numbers))""",
+        "printed": """            for numbers in predict(load_model(), torch.tensor(array).float()):
+                print(*(f"{number:.6g}" for number in numbers))""",
     },
 }
 """Parts of the script that depend on the task."""
@@ -243,6 +251,7 @@ def script(recipe: TargetRecipe, parameters: str = PARAMETERS) -> str:
         strict=", strict=False" if isinstance(target, CustomTarget) else "",  # the file lacks counters and constants
         classifier=f"Linear({target.classifier.extra_repr()})",
         range=_range(recipe),
+        checked=_PIXEL_CHECK if len(recipe.input_shape) == 3 else "",
         constants=constants(target.extractor.name.body, recipe.body) if isinstance(target, PretrainedTarget) else "",
         argument=ARGUMENT if isinstance(target, PretrainedTarget) else "",
         outputs=TASKS[recipe.task].outputs,

@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.core.tasks import Task
@@ -84,11 +85,6 @@ def plain(value: object) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(map(plain, value)) or NOTHING
     return NOTHING if value is None or value == "" else str(value)
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 client`, `2 clients`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def percent(share: float | None) -> str:

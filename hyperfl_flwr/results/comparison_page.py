@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.tasks import CLASSIFICATION, REGRESSION, Task
 from hyperfl_flwr.metrics.intervals import CONFIDENCE
 from hyperfl_flwr.pages.figures import captioned
-from hyperfl_flwr.pages.render import NOTHING, counted, plain, write_page
+from hyperfl_flwr.pages.render import NOTHING, plain, write_page
 from hyperfl_flwr.results.compare import Comparison, Run
 from hyperfl_flwr.results.differences import Difference, Spread
 from hyperfl_flwr.runs.plots import comparison_panels

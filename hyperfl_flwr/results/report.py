@@ -10,6 +10,7 @@ from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.tasks import CLASSIFICATION, Task, task_of
 from hyperfl_flwr.data.sample_format import shape_text
 from hyperfl_flwr.methods import METHODS
@@ -18,7 +19,6 @@ from hyperfl_flwr.pages.figures import captioned, svg
 from hyperfl_flwr.pages.render import (
     NOTHING,
     Settings,
-    counted,
     interval_text,
     megabytes,
     percent,

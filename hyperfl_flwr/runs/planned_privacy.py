@@ -3,6 +3,7 @@
 import math
 
 from hyperfl_flwr.config.run_config import RunConfig, has_private_classifier
+from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.privacy.accounting import client_epsilon
 from hyperfl_flwr.privacy.coverage import PROMISES_NOTHING
 from hyperfl_flwr.runs.privacy_statement import OF_PUBLISHED_HEADS
@@ -18,8 +19,8 @@ def planned(config: RunConfig, weights: int = 0) -> list[str]:
     if config.weight_epsilon:
         each, total = config.weight_epsilon, config.weight_epsilon * weights * config.num_rounds
         return [
-            f"privacy: planned epsilon {total:.2f} of clients over {config.num_rounds} rounds: {each:g} for each of "
-            f"{weights} weights and round; {PROMISES_NOTHING}"
+            f"privacy: planned epsilon {total:.2f} of clients over {counted(config.num_rounds, 'round')}: "
+            f"{each:g} for each of {weights} weights and round; {PROMISES_NOTHING}"
         ]
     privacy, rounds, found = config.privacy, config.num_rounds, math.inf
     if privacy.protects_clients:
@@ -32,7 +33,7 @@ def planned(config: RunConfig, weights: int = 0) -> list[str]:
         unit, delta, found = "record", config.dp.delta, config.dp.epsilon
     else:
         return []
-    lines = [f"privacy: planned epsilon {found:.2f} at delta {delta:g} of {unit}s over {rounds} rounds"]
+    lines = [f"privacy: planned epsilon {found:.2f} at delta {delta:g} of {unit}s over {counted(rounds, 'round')}"]
     if not math.isfinite(found):
         lines.append("warning: the planned epsilon is infinite; set a larger privacy.noise-multiplier")
     if unit == "client" and delta > 1 / config.num_clients:

@@ -20,6 +20,7 @@
     summary.json     the run's result
 """
 
+import itertools
 import json
 import os
 import re
@@ -130,8 +131,17 @@ class RunDirectory:
             write_atomically(path, f"{failure.reason}\n\n{failure.details}".encode())
 
 
+def unused_directory(path: Path) -> Path:
+    """Return a path, or the first of `PATH-2`, `PATH-3` and so on that is not there yet, as the folder of a result."""
+    return next(
+        found
+        for number in itertools.count(1)
+        if not (found := path if number == 1 else path.with_name(f"{path.name}-{number}")).exists()
+    )
+
+
 def refuse_used_directory(path: Path) -> None:
-    """Check that a path can become a run folder.
+    """Check that a path can become the folder of a run or of another result.
 
     Raises:
         RunDirectoryError: If the path exists and is not an empty folder, or cannot be created or written to.
@@ -141,7 +151,8 @@ def refuse_used_directory(path: Path) -> None:
         raise RunDirectoryError(f"cannot create the output directory {path}: {there} is a file; choose another one")
     if path.is_dir() and any(path.iterdir()):
         raise RunDirectoryError(
-            f"the output directory {path} exists and is not empty; choose another one, or resume the run in it"
+            f"the output directory {path} exists and is not empty; choose another one with --output, or, to continue "
+            f"a run that is in it, give --resume {path}"
         )
     try:
         # Try it: on some file systems the permission bits do not show that they are read-only.

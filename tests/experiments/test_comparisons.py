@@ -7,12 +7,12 @@ import shutil
 
 import pytest
 
-from experiments.collect import collect, with_metric
+from experiments.collect import collect
 from experiments.figures.curves import draw
 from experiments.records import find_records, read_records, restore
 from experiments.runner import StudyManifest
 from experiments.study import load_study
-from experiments.tables import markdown
+from experiments.tables import markdown, with_metric
 from hyperfl_flwr.core.errors import RunDirectoryError
 
 pytestmark = pytest.mark.slow

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torchvision.models import resnet18
 
-from experiments.collect import Collected, Entry, with_metric
+from experiments.collect import Collected, Entry
 from experiments.dual.cost import Cost, computed_cost
 from experiments.runner import StudyManifest
 from experiments.study import load_study
-from experiments.tables import comma_separated, latex, markdown
+from experiments.tables import comma_separated, latex, markdown, with_metric
 from hyperfl_flwr.models.targets import build_target
 
 METRICS = [field.name for field in fields(Cost)]

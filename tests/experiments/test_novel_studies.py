@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.collect import collect, with_metric
+from experiments.collect import collect
 from experiments.figures.curves import draw
 from experiments.figures.novel import curves, divergence_points, nearest_divergence, quintiles
 from experiments.runner import StudyManifest, differences, open_study_folder
 from experiments.study import load_study
 from experiments.study_axes import read_lines, with_grid
-from experiments.tables import comma_separated, latex, markdown
+from experiments.tables import comma_separated, latex, markdown, with_metric
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.runs.novel_results import NovelRecord, flat_means
 from hyperfl_flwr.runs.run_directory import RunDirectory

@@ -8,6 +8,7 @@ from federations import Call
 from experiments.prepared_data import refuse_missing
 from experiments.study import load_study, parse_study
 from experiments.sweep import parse_grid, sweep_text
+from experiments.tables import with_metric
 from hyperfl_flwr.core.errors import ConfigError
 
 TINY = ("data.train-samples=20", "data.test-samples=10", "local-epochs=1", "batch-size=10")
@@ -45,6 +46,15 @@ def test_a_wrong_file_is_refused(text: str, problem: str, tmp_path: Path) -> Non
         load_study(str(tmp_path / "missing.toml"))
     with pytest.raises(ConfigError, match=r"a file of your own is named with its ending, \.toml"):
         load_study("missing")
+
+
+def test_another_number_of_a_sweep_is_that_of_each_column(tmp_path: Path) -> None:
+    """The column of the models as received shows the number of those models."""
+    text = sweep_text(["fedavg"], {"digits": "digits"}, 1, {"num-rounds": 3}, {})
+    study = with_metric(parse_study(text, tmp_path / "sweep.toml"), "test_balanced_accuracy")
+    assert [study.metric_of(study.rows[0], column) for column in study.columns] == [
+        "test_balanced_accuracy", "test_balanced_accuracy_aggregate",
+    ]  # fmt: skip
 
 
 def test_a_sweep_combines_everything(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from federations import Call
 
-from experiments.collect import NO_SCORES, OUT_OF_DATE, Collected, collect, with_metric
+from experiments.collect import NO_SCORES, OUT_OF_DATE, Collected, collect
 from experiments.paired import pair
 from experiments.records import read_records, record, restore
 from experiments.runner import StudyManifest, open_study_folder, read_study_manifest, task_of
 from experiments.study import Study, parse_study
-from experiments.tables import comma_separated, latex, markdown
+from experiments.tables import comma_separated, latex, markdown, with_metric
 from experiments.worker import problem_of
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.metrics.intervals import of_crossed_means

@@ -8,10 +8,10 @@ import pytest
 from federations import Call, small_settings
 from html_pages import Page
 
-from experiments.collect import collect, with_metric
+from experiments.collect import collect
 from experiments.runner import StudyManifest, open_study_folder, run_cells
 from experiments.study import load_study
-from experiments.tables import markdown
+from experiments.tables import markdown, with_metric
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar

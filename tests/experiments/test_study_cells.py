@@ -33,7 +33,7 @@ def test_a_cell_that_waits_for_a_core_says_so(tmp_path):
             slots.release()
 
         run_cells(study, cells, tmp_path / "study", 1, lambda cell, problem: None, quick=True, on_note=on_note)
-    assert notes == [(str(cells[0]), f"{WAITING} for one")]
+    assert notes == [(str(cells[0]), WAITING)]
     assert is_finished(cells[0], tmp_path / "study")
 
 

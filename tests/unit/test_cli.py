@@ -75,6 +75,15 @@ def test_the_help_lists_every_command_by_subject(call: Call) -> None:
     assert "..." not in out.partition("\n\n")[2]  # in the usage it stands for more arguments
 
 
+@pytest.mark.parametrize("words", [["deploy"], ["audit"], ["deploy", "init"]])
+def test_the_help_of_a_command_is_plain_and_whole(words: list[str], call: Call) -> None:
+    """Brackets are not escaped, as typer does it for rich, and lists of commands are not cut."""
+    code, out, _ = call(*words, "--help")
+    assert code == 0
+    assert "\\" not in out
+    assert "..." not in out.partition("\n\n")[2]
+
+
 def test_an_unknown_command_has_one_suggestion(call: Call) -> None:
     code, _, err = call("runn")
     assert code == 2

@@ -74,6 +74,9 @@ def test_a_file_with_labels(run: Path, model: Path, samples: tuple[np.ndarray, n
     assert path.stat().st_mode & 0o777 == 0o600
     script = runpy.run_path(str(model / "use_model.py"))
     classes, confidences = script["predict"](script["load_model"](), torch.tensor(pixels / 255).float())
+    for wrong, text in ((pixels[:, 0], "must have the shape"), (pixels, "pixels must be from 0 to 1")):
+        with pytest.raises(ValueError, match=text):
+            script["predict"](script["load_model"](), torch.tensor(wrong).float())
     found = rows(path)
     assert [(r["index"], r["class"], r["label"]) for r in found] == [
         (str(number), name, str(label)) for number, (name, label) in enumerate(zip(classes, labels, strict=True))

@@ -158,7 +158,7 @@ def test_targets_are_part_of_a_version_of_the_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "form", "message"),
     [
-        (SEVERAL, SampleFormat(), "labels must be 60 integers, one per sample.*set task=multi-label"),
+        (SEVERAL, SampleFormat(), r"labels must be 60 integers.*save labels.argmax\(1\);.*set task=multi-label"),
         (NUMBERS, SampleFormat(), "set task=regression"),
         (SEVERAL * 2, LABELS, "labels must be 0 or 1 with task=multi-label, got 2"),
         (NUMBERS, LABELS, r"must be \[60, K\] of 0 and 1, a column per label"),

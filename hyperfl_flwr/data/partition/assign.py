@@ -217,7 +217,7 @@ def _natural_clients(settings: DataSettings, dataset: Dataset) -> IntArray:
     if dataset.train.clients is None:
         raise DataError(
             f"data.partition natural needs a data set with client ids, but {dataset.name} has none; "
-            "use omniglot or an npz: data set with the key clients, or choose another partition"
+            "use omniglot, or an npz: or csv: file with client ids, or choose another partition"
         )
     count = int(dataset.train.clients.max()) + 1
     novel = settings.novel_clients

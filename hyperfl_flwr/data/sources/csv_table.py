@@ -228,9 +228,10 @@ def _numbers(texts: npt.NDArray[np.str_], names: Sequence[str], path: Path) -> n
         row, column = broken[0]
         raise wrong(
             path,
-            f"the column {names[column]} must have finite numbers, but {len(broken)} fields of the file are none, the "
+            f"the column {names[column]} must have finite numbers, but {len(broken)} of the file's fields are not, the "
             f"first is {str(texts[row, column])!r} in sample {row + 1}",
-            "fill or remove them, or drop the column; texts become numbers by a column for each value",
+            "write numbers with a decimal point and fill empty fields, or drop the column; texts become numbers by a "
+            "column for each value",
         )
     return found
 

@@ -167,7 +167,10 @@ def _read_arrays(path: Path) -> RawArrays:
     arrays, _ = _open(path)
     if missing := _missing(arrays):
         raise wrong(
-            path, f"must have the keys {', '.join(missing)}, got only {', '.join(arrays) or 'other keys'}", "add them"
+            path,
+            f"must have the {'key' if len(missing) == 1 else 'keys'} {', '.join(missing)}, "
+            f"got only {', '.join(arrays) or 'other keys'}",
+            "add what is missing",
         )
     if kinds := [key for key in arrays if key.removeprefix("test_") != _kind(arrays) and key not in _OTHERS]:
         raise wrong(
@@ -263,7 +266,7 @@ def _split(whole: Split, path: Path) -> tuple[Split, Split]:
         raise wrong(
             path,
             f"without test data every client must have 2 or more samples, one of them for the test, got {smallest}",
-            "add samples, or add test data and test_labels",
+            f"add samples, or {_how_to_add_test_data(path)}",
         )
     if whole.groups is None:
         train, test = split_train_test(strata, rng)
@@ -277,6 +280,12 @@ def _split(whole: Split, path: Path) -> tuple[Split, Split]:
     return whole.chosen(train), whole.chosen(test)
 
 
+def _how_to_add_test_data(path: Path) -> str:
+    return (
+        "mark test rows with `test` in a column `split`" if path.suffix == ".csv" else "add test data and test_labels"
+    )
+
+
 def _refuse_one_sided(whole: Split, train: IntArray, test: IntArray, path: Path) -> None:
     """Refuse a division by groups that leaves a client without training or without test samples."""
     if whole.clients is None:
@@ -286,5 +295,5 @@ def _refuse_one_sided(whole: Split, train: IntArray, test: IntArray, path: Path)
             raise wrong(
                 path,
                 f"divided by whole groups, {without} clients have no {name} samples",
-                "give every client samples of more groups, or add test data and test_labels",
+                f"give every client samples of more groups, or {_how_to_add_test_data(path)}",
             )

@@ -98,15 +98,23 @@ def class_numbers(array: npt.NDArray[Any], key: str, count: int, path: Path) -> 
         DataError: If they are anything else.
     """
     if array.dtype.kind not in "iu" or array.shape != (count,):
-        other = REGRESSION if array.dtype.kind == "f" else MULTI_LABEL if array.ndim == 2 else None
         raise wrong(
             path,
             f"{key} must be {count} integers, one per sample, got {array.dtype} of shape {array.shape}",
-            f"fix it, or set task={other.name}" if other else "fix it",
+            _how_to_number(array, key),
         )
     if array.min() < 0:
         raise wrong(path, f"{key} must be 0..K-1, got {array.min()}", "renumber the classes from 0")
     return array.astype(np.int64)
+
+
+def _how_to_number(array: npt.NDArray[Any], key: str) -> str:
+    """Return what to do about labels that are no numbers of classes."""
+    if array.ndim == 2:
+        return f"if each row marks one class, save {key}.argmax(1); if it marks several, set task={MULTI_LABEL.name}"
+    if array.dtype.kind in "US":
+        return f"save np.unique({key}, return_inverse=True)[1]"
+    return f"fix it, or set task={REGRESSION.name}" if array.dtype.kind == "f" else "fix it"
 
 
 def target_values(array: npt.NDArray[Any], key: str, count: int, task: Task, path: Path) -> Targets:

@@ -12,6 +12,7 @@ honest nodes. `tests/unit/test_secure_views.py` enumerates all that a server can
 """
 
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.plurals import counted
 
 MOST_NODES = 100
 """Largest number of nodes of a step: every node shares its secrets with all others.
@@ -65,7 +66,7 @@ def smallest_threshold(num_nodes: int, colluding: int, min_cohort: int = USUAL_C
         if crowd(num_nodes, threshold, colluding) >= wanted:
             return threshold
     raise ConfigError(
-        f"a secure sum of {num_nodes} nodes, {colluding} of which may collude with the server, cannot cover "
+        f"a secure sum of {counted(num_nodes, 'node')}, {colluding} of which may collude with the server, cannot cover "
         f"{min_cohort} honest nodes; start more nodes (in a simulation: --num-nodes), or lower secagg.min-cohort, to 2 "
         f"at least, or secagg.colluding"
     )
@@ -79,9 +80,9 @@ def check_threshold(num_nodes: int, threshold: int, colluding: int, min_cohort: 
     """
     if (covered := crowd(num_nodes, threshold, colluding)) < min_cohort:
         raise ConfigError(
-            f"a secure sum of {num_nodes} nodes with the threshold {threshold}, {colluding} of which may collude with "
-            f"the server, covers {covered} honest nodes at least, but {min_cohort} are required; choose another "
-            f"secagg.threshold (auto takes the least possible one), or start more nodes"
+            f"a secure sum of {counted(num_nodes, 'node')} with the threshold {threshold}, {colluding} of which may "
+            f"collude with the server, covers {covered} honest nodes at least, but {min_cohort} are required; choose "
+            f"another secagg.threshold (auto takes the least possible one), or start more nodes"
         )
 
 
