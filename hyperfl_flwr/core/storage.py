@@ -108,10 +108,22 @@ def leftovers(folder: Path, pattern: str) -> list[Path]:
     return sorted(folder.glob(f".{pattern}.*"))
 
 
-def unwritable(folder: Path, error: OSError, num_bytes: int) -> str:
-    """Return a message for the user: why a file of `num_bytes` could not be written to a folder, and what to do."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"the disk of {folder} is full ({error.strerror}); free at least {num_bytes} bytes"
+def is_full(error: BaseException) -> bool:
+    """Return whether an error says that a disk, a quota or a file has no room."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def unwritable(folder: Path, error: OSError, num_bytes: int = 0) -> str:
+    """Return a message for the user: why something could not be written to a folder, and what to do.
+
+    Args:
+        folder: The folder.
+        error: The error.
+        num_bytes: Size of the file; 0 if it is not known.
+    """
+    if is_full(error):
+        room = f"at least {num_bytes} bytes" if num_bytes else "space on it"
+        return f"the disk of {folder} is full ({error.strerror}); free {room}"
     return f"cannot write to {folder} ({error.strerror or error}); check its permissions and its disk"
 
 

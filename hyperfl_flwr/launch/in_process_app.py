@@ -13,7 +13,7 @@ from typing import Any
 
 from hyperfl_flwr.core.errors import HyperFLError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.core.storage import is_full, unwritable, write_atomically
 from hyperfl_flwr.launch.in_process_engine import POLL_SECONDS, answer_file
 from hyperfl_flwr.launch.subprocess_call import call_here
 
@@ -82,5 +82,7 @@ def _problem_of(settings: Mapping[str, Scalar], num_nodes: int) -> str:
         return str(error)
     except Exception as error:  # noqa: BLE001 - reported as the run's problem
         traceback.print_exc()
+        if isinstance(error, OSError) and is_full(error):
+            return unwritable(Path(str(settings["resume"] or settings["output"])), error)
         return f"{type(error).__name__}: {error}"
     return ""

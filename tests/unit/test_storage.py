@@ -1,5 +1,6 @@
 """Arrays on disk: they are written whole or not at all, damage is detected, and nothing is unpickled."""
 
+import errno
 import os
 import stat
 import zipfile
@@ -9,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import StateError
-from hyperfl_flwr.core.storage import read_arrays, stored_bytes, write_arrays, write_atomically
+from hyperfl_flwr.core.storage import read_arrays, stored_bytes, unwritable, write_arrays, write_atomically
+from hyperfl_flwr.launch import in_process_app
 
 ARRAYS = {"group/a": np.arange(6, dtype=np.float32).reshape(2, 3), "group/b": np.array([-1], np.int64)}
 META = {"round": 3, "name": "ä"}
@@ -97,6 +100,20 @@ def test_a_crash_leaves_the_old_file_and_nothing_else(
             write_atomically(stored, b"other")
     assert same(read_arrays(stored))
     assert list(stored.parent.iterdir()) == [stored]
+
+
+def test_a_run_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever file could not be written; another error of the system is shown as it is."""
+    settings = default_settings() | {"output": str(tmp_path / "run")}
+    for number, text in ((errno.ENOSPC, f"the disk of {tmp_path / 'run'} is full ("), (errno.EIO, "OSError: [Errno")):
+
+        def full(*_: object, number: int = number) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr("hyperfl_flwr.app.server.run", full)
+        problem = in_process_app.answer("run", settings, 1)
+        assert str(problem).startswith(text)
+    assert unwritable(tmp_path, OSError(errno.ENOSPC, "full"), 5).endswith("free at least 5 bytes")
 
 
 def test_everything_is_on_disk_before_the_new_name_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
