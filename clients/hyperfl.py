@@ -193,6 +193,11 @@ class HyperFLClient(HeadClient):
         return self._trained(loss, health(self.hypernetwork, self.embedding.v))
 
     @property
+    def trains_as_the_method(self) -> bool:
+        """Whether `train_own` is that of the method, which a subclass may replace."""
+        return type(self).train_own is TRAIN_OWN
+
+    @property
     def trains_with_steps(self) -> bool:
         """Whether `train` is that of the method, which a subclass may replace."""
         return type(self).train is TRAIN
@@ -270,5 +275,5 @@ class HyperFLClient(HeadClient):
         )
 
 
-TRAIN = HyperFLClient.train
+TRAIN, TRAIN_OWN = HyperFLClient.train, HyperFLClient.train_own
 """The training that may be taken step by step; a class with another one is trained alone."""

@@ -72,13 +72,14 @@ class CohortTrainer:
         results: dict[int, dict[str, float] | Exception] = {}
         order: list[Job] = []
         member: BaseClient | None = None
-        while waiting and len(begun) < most and (free > 0 or not begun):
+        while waiting and len(order) < most and (free > 0 or not order):
             job = waiting.pop(0)
             order.append(job)
             try:
                 member = self._make_client(job.client)
                 if not training.admit(member) or type(member).fit is not FIT:
-                    alone[job.client] = member
+                    alone[job.client] = member  # which keeps its data until its turn comes
+                    free -= member.context.data.num_bytes
                     continue
                 begun[job.client] = member, member.begin(in_order(member, received.of(job.client)), job.config)
                 free -= training.memory_of(member)

@@ -31,6 +31,11 @@ class HeadClient(BaseClient):
     """The heads after `begin_steps`; the hypernetwork itself still has those that were received."""
 
     @property
+    def trains_as_the_method(self) -> bool:
+        """Whether `train_own` is that of the method, so that `head_steps` may replace it."""
+        return False
+
+    @property
     def trains_with_steps(self) -> bool:
         """Whether `train` is that of the method, so that `begin_steps` and `end_steps` may replace it."""
         return False
@@ -114,9 +119,12 @@ class HeadCohort:
     def admit(self, member: object) -> bool:
         """Let a client share H_0, and return whether it can be trained in the cohort.
 
-        A client that takes more than p steps shares nothing: its factors would be larger than H.
+        A client that takes more than p steps shares nothing: its factors would be larger than H. Neither does one of a
+        subclass with another `train_own`, which is not called on a shared H_0.
         """
-        if not isinstance(member, HeadClient) or not 0 < self._num_steps(member) <= len(self._weight):
+        if not isinstance(member, HeadClient) or not member.trains_as_the_method:
+            return False
+        if not 0 < self._num_steps(member) <= len(self._weight):
             return False
         member.share(self._shared)
         return member.trains_with_steps

@@ -46,18 +46,34 @@ class StackedCohort:
 
     most = MOST_STACKED
 
+    def __init__(self) -> None:
+        self._admitted, self._widest = 0, 0
+
     def admit(self, member: object) -> bool:
-        """Return whether a client can be trained together with others."""
-        return isinstance(member, StackedMember) and len(member.context.data.train_labels) > 0
+        """Return whether a client can be trained together with others; its network must be one that is stacked."""
+        return (
+            isinstance(member, StackedMember)
+            and len(member.context.data.train_labels) > 0
+            and member.context.config.precision != "bf16"
+            and step_activations(member) > 0
+        )
 
     def memory_of(self, member: object) -> int:
-        """Return the bytes of a client's parameters and of the activations of its batch."""
+        """Return the bytes that a client adds: its parameters, a copy of its samples, and the activations of a step.
+
+        All batches of a cohort are filled up to the widest one, so that a client with a wider batch than those before
+        adds to theirs, too.
+        """
         assert isinstance(member, StackedMember)
         parameters: int = sum(value.numel() for part in member.groups.values() for value in part.state_dict().values())
-        return BYTES * (COPIES * parameters + step_activations(member))
+        before = self._admitted * self._widest
+        self._admitted, self._widest = self._admitted + 1, max(self._widest, step_activations(member))
+        activations = self._admitted * self._widest - before
+        return BYTES * (COPIES * parameters + activations) + member.context.data.train_images.nbytes
 
     def train(self, members: Sequence[tuple[object, np.random.Generator]]) -> list[dict[str, float] | Exception]:
-        """Train the clients together, see `CohortTraining`."""
+        """Train the clients together, see `CohortTraining`; the next cohort is another one."""
+        self._admitted, self._widest = 0, 0
         works = [partial(member.train, rng) for member, rng in members if isinstance(member, StackedMember)]
         return run_in_lockstep(works, stacks_training=True)
 

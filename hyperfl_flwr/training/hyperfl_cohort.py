@@ -129,8 +129,9 @@ def _train(requests: Sequence[StackedHeadTraining]) -> list[float]:
         (gradient,) = torch.autograd.grad(loss.sum(), theta)
         state.step(hidden, gradient)
         losses.append(loss.detach())
+    reported = batches.reported_losses(losses)  # before anything of a client is changed
     state.write_back()
-    return batches.reported_losses(losses)
+    return reported
 
 
 def _split(theta: Tensor, shapes: Mapping[str, Size]) -> dict[str, Tensor]:
@@ -230,7 +231,7 @@ class _StackedHypernetwork:
             products = torch.bmm(self._rows[:number, :count], gradient[..., None])[..., 0]
             past = self._activations[:number, :count].transpose(1, 2)
             of_hidden = of_hidden + torch.bmm(past, (products * self._of_rows)[..., None])[..., 0]
-        of_bias = of_hidden * (hidden > 0)
+        of_bias = of_hidden.masked_fill(hidden <= 0, 0.0)
         weight, _, embedding = (part.values[:number] for part in self._below)
         of_weight = of_bias[:, :, None] * embedding[:, None]
         return [of_weight, of_bias, torch.bmm(of_bias[:, None], weight)[:, 0]]

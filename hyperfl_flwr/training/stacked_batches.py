@@ -164,8 +164,14 @@ class _Plan:
         return cls(start, np.concatenate(orders)[:total], sizes, torch.cat(changes)[:total] if changes else None)
 
     def rows(self, steps: int, width: int, *, start: int) -> NDArray[np.int64]:
-        """Return the positions of each step's samples [T, B], filled up with the client's first sample."""
-        table = np.zeros((steps, width), np.int64)
+        """Return the positions of each step's samples [T, B], filled up with the first sample that the step draws.
+
+        Not with any other one: what fills up is computed, with the share 0, and a sample that is never drawn may have
+        values for which that is no number. After the client's last step it is its first one's.
+        """
+        firsts = np.zeros(steps, np.int64)
+        firsts[: len(self.sizes)] = np.cumsum(self.sizes) - self.sizes
+        table = np.repeat(self.positions[firsts][:, None], width, axis=1)
         table[: len(self.sizes)][np.arange(width) < self.sizes[:, None]] = self.positions
         return table + start
 

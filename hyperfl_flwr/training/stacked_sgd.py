@@ -179,9 +179,10 @@ def _train(requests: Sequence[StackedTraining]) -> list[float]:
         for part, gradient in zip(sets, gradients, strict=True):
             part.step(gradient)
         losses.append(loss.detach())
+    reported = batches.reported_losses(losses)  # before anything of a client is changed
     for part in sets:
         part.write_back()
-    return batches.reported_losses(losses)
+    return reported
 
 
 class _StackedSet:

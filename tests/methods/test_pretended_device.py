@@ -3,7 +3,7 @@
 A run with two local epochs minus a run with one gives the transfers of a pass over the data, of four steps.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from hyperfl_flwr.launch.planning import plan
 from hyperfl_flwr.launch.plans import RAY
 from hyperfl_flwr.metrics.evaluation import evaluate
 from hyperfl_flwr.models.layers.dropout import Dropout, seed_dropout
+from hyperfl_flwr.training import hyperfl_cohort, stacked_sgd
 from hyperfl_flwr.training.local_sgd import batches
 
 CLIENTS, ROUNDS, STEPS = 2, 2, 4
@@ -39,6 +40,9 @@ TRANSFERS: Mapping[str, tuple[float, float]] = {
 }
 """Most reads by the host and most copies to the device in a pass; other methods read the pass's loss, and send its
 order."""
+
+ALONE = frozenset({"apfl", "fedbn", "fedrod", "per-fedavg", "pfedme", "ppsgd", "priv-hfl"})
+"""Methods whose clients are not stacked: they have steps of their own, or, fedbn, batch statistics."""
 
 Train = Callable[..., tuple[list[dict[str, Any]], PretendedDevice]]
 
@@ -57,7 +61,24 @@ def in_thread(device: PretendedDevice) -> Callable[[Member], None]:
 
 
 @pytest.fixture
-def train(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> Train:
+def stacked_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the numbers of clients that were stacked; an error of such a training fails the federation.
+
+    Otherwise each client would train alone after it.
+    """
+    found: list[int] = []
+
+    def served(train: Callable[[Sequence[Any]], list[float]], requests: Sequence[Any]) -> list[float]:
+        found.append(len(requests))
+        return train(requests)
+
+    for module in (hyperfl_cohort, stacked_sgd):
+        monkeypatch.setattr(module, "served", served)
+    return found
+
+
+@pytest.fixture
+def train(federate: Federate, monkeypatch: pytest.MonkeyPatch, stacked_sizes: list[int]) -> Train:
     """Return a function that runs a federation on the device, and returns its metrics and the device."""
     monkeypatch.setattr(hyperfl_flwr.app.node, "resolve_device", lambda _: DEVICE)
 
@@ -86,7 +107,9 @@ def of_length(epochs: int) -> dict[str, Scalar]:
 
 
 @of_every_method
-def test_a_method_has_the_losses_of_the_cpu_and_few_transfers(method: str, federate: Federate, train: Train) -> None:
+def test_a_method_has_the_losses_of_the_cpu_and_few_transfers(
+    method: str, federate: Federate, train: Train, stacked_sizes: list[int]
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hyperfl_flwr.app.node, "resolve_device", torch.device)
         on_cpu = losses(metrics(federate(method, 1, num_clients=CLIENTS, **of_length(FEW))))
@@ -97,6 +120,8 @@ def test_a_method_has_the_losses_of_the_cpu_and_few_transfers(method: str, feder
     assert found == pytest.approx(on_cpu[: len(found)], rel=1e-4)
     found_per_pass, most = per_pass(few, many), TRANSFERS.get(method, (1, 1))
     assert all(np.less_equal(found_per_pass, most)), f"{found_per_pass} reads and copies per pass, at most {most}"
+    assert bool(stacked_sizes) == (method not in ALONE)
+    assert set(stacked_sizes) <= {CLIENTS}
 
 
 def test_a_noisy_step_sends_its_batch_and_its_noise_and_checks_three_layers(train: Train) -> None:

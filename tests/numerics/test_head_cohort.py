@@ -1,5 +1,6 @@
 """HyperFL's clients that share H_0 in a cohort, against the same clients trained one by one."""
 
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -322,6 +323,38 @@ def test_a_client_of_many_steps_is_trained_alone(tmp_path: Path) -> None:
     assert {key: value.tobytes() for key, value in got[1].items()} == {
         key: value.tobytes() for key, value in wanted[1].items()
     }
+
+
+def test_clients_that_are_trained_alone_are_few_at_a_time(tmp_path: Path) -> None:
+    """Of clients that take too many steps for a cohort of two, no more than two hold their data at once."""
+    node, alive, most = Node(tmp_path, 2, (170,) * 6), weakref.WeakSet[torch.Tensor](), [0]
+    make = node.make
+
+    def counting(client: int) -> HyperFLClient:
+        member = make(client)
+        alive.add(member.context.data.train_images)
+        most[0] = max(most[0], len(alive))
+        return member
+
+    node.make = counting  # type: ignore[method-assign]
+    _, found = node.uploads()
+    assert len(found.results) == 6
+    assert most[0] <= 3  # two, and the one that was just made
+
+
+def test_a_subclass_with_a_training_of_its_own_is_called(tmp_path: Path) -> None:
+    """In any cohort: on a shared H_0 the steps of the method would take its place."""
+
+    class Mine(HyperFLClient):
+        def train_own(self, rng: np.random.Generator) -> dict[str, float]:
+            return super().train_own(rng) | {"mine": 1.0}
+
+    class MyNode(Node):
+        kind = Mine
+
+    for cohort in ("one-by-one", 3):
+        _, found = MyNode(tmp_path / str(cohort), cohort).uploads()
+        assert ["mine" in result.metrics for result in found.results] == [True] * len(SIZES)
 
 
 def test_a_cohort_needs_no_more_than_the_memory_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

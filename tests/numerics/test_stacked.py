@@ -136,6 +136,18 @@ def test_weighted_samples(counted: Counted) -> None:
     assert counted.sizes == [3]
 
 
+def test_samples_of_weight_zero_are_not_computed(counted: Counted) -> None:
+    """The first sample of each client is no number, and is never drawn: not to fill up a short batch either."""
+
+    def work(network: Target, data: Data, rng: np.random.Generator) -> float:
+        images, weights = data.train_images.clone(), np.ones(len(data.train_labels))
+        images[0], weights[0] = torch.nan, 0.0
+        return plain(network, replace(data, train_images=images, train_weights=weights), rng)
+
+    compared(work, counted)
+    assert counted.sizes == [3]
+
+
 def test_two_sets_with_force_pull_and_their_own_decay(counted: Counted) -> None:
     """Classifier and extractor have rates of their own; one has a force, the other is pulled."""
 
