@@ -46,9 +46,8 @@ class Targets:
 
     def lines(self) -> list[str]:
         """Return the table in Markdown."""
-        records = {name: read_record(name).measured for name in SECTIONS}
-        found = {name: section.kind.validate_python(records[name]) for name, section in SECTIONS.items()}
-        rows = [row for name, section in SECTIONS.items() for row in section.targets(found[name])]
+        read = [(section, read_record(name).measured) for name, section in SECTIONS.items()]
+        rows = [row for section, measured in read for row in section.targets(section.kind.validate_python(measured))]
         return target_table(rows).split("\n")
 
 

@@ -67,7 +67,7 @@ def _crowd(peers: Peers, node: "NodeConfig") -> Finding:
     except ConfigError:
         text = f"{len(peers)} nodes are too few for {wanted}, so this node refuses every secure sum"
         if not node.secure_sum_only:
-            return warning("secure sums", text, f"for secure sums, lower them in {FILE}, or let more nodes take part")
+            return ok("secure sums", text)
         return error("secure sums", f"{text}; with secure-sum-only it refuses every run", f"lower them in {FILE}")
     return ok("secure sums", f"possible with {wanted}, if {threshold} of {len(peers)} nodes answer")
 

@@ -197,10 +197,10 @@ INFINITE = np.full((40, 6, 5), np.inf, dtype=np.float32)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"images": None}, "must have the keys images or features, got only labels"),
-        ({"labels": None}, "must have the keys labels"),
-        ({"test_images": IMAGES}, "must have the keys test_labels"),
-        ({"test_labels": np.zeros(40, dtype=int)}, "must have the keys test_images"),
+        ({"images": None}, "must have the key images or features, got only labels"),
+        ({"labels": None}, "must have the key labels"),
+        ({"test_images": IMAGES}, "must have the key test_labels"),
+        ({"test_labels": np.zeros(40, dtype=int)}, "must have the key test_images"),
         ({"test_clients": np.zeros(40, dtype=int)}, "must have the keys clients, test_images"),
         ({"images": np.zeros((40, 30), dtype=np.uint8)}, "3 or 4 dimensions"),
         ({"images": np.zeros((40, 2, 6, 5), dtype=np.uint8)}, "must have 1 or 3 channels"),

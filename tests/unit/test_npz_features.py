@@ -78,8 +78,8 @@ BROKEN = np.where(np.arange(40)[:, None] % 20 == 3, np.nan, VECTORS)
         ({"features": VECTORS[:39]}, "labels must be 39 integers, one per sample"),
         ({"images": np.zeros((40, 6, 5))}, "must have either images or features, got images and features"),
         ({"test_images": np.zeros((40, 6, 5))}, "must have either images or features, got features and test_images"),
-        ({"test_features": VECTORS}, "must have the keys test_labels"),
-        ({"test_labels": np.zeros(4, dtype=int)}, "must have the keys test_features"),
+        ({"test_features": VECTORS}, "must have the key test_labels"),
+        ({"test_labels": np.zeros(4, dtype=int)}, "must have the key test_features"),
         (
             {"test_features": VECTORS[:, :6], "test_labels": np.zeros(40, dtype=int)},
             "test_features must have the shape of features, got lengths 6 and 7",
