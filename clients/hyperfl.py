@@ -189,23 +189,24 @@ class HyperFLClient(HeadClient):
         first round, and without `hyperfl.keep-last`.
         """
         model = self._model(self._generated())
-        loss = train_hyperfl(model, self.context.data, self.epochs(), hyperfl_rates(self.context.config), rng)
+        loss = train_hyperfl(model, self.context.data, self.epochs(), self.rates, rng)
         return self._trained(loss, health(self.hypernetwork, self.embedding.v))
 
     @property
-    def trains_as_the_method(self) -> bool:
-        """Whether `train_own` is that of the method, which a subclass may replace."""
-        return type(self).train_own is TRAIN_OWN
+    def trains_with_steps(self) -> bool:
+        """Whether `train` and `train_own` are those of the method, which a subclass may replace."""
+        return type(self).train is TRAIN and type(self).train_own is TRAIN_OWN
 
     @property
-    def trains_with_steps(self) -> bool:
-        """Whether `train` is that of the method, which a subclass may replace."""
-        return type(self).train is TRAIN
+    def rates(self) -> HyperFLRates:
+        """The step sizes and the clipping: those of the hypernetwork as `local_steps` says."""
+        steps = self.steps
+        return replace(hyperfl_rates(self.context.config), hypernetwork=steps.learning_rate, clip_norm=steps.clip_norm)
 
     def head_steps(self, shared: SharedHeads, rng: np.random.Generator) -> tuple[HeadsOnShared, HeadSteps]:
         """Return heads on the shared H_0, and the steps of `train` with them."""
-        config, data, epochs = self.context.config, self.context.data, self.epochs()
-        rates, number = hyperfl_rates(config), epochs.num_steps(len(data.train_labels))
+        data, epochs, rates = self.context.data, self.epochs(), self.rates
+        number = epochs.num_steps(len(data.train_labels))
         heads = HeadsOnShared(shared, self.hypernetwork.head_bias, **head_settings(epochs, rates), steps=number)
         return heads, train_with_shared_heads(self._model(self._generated()), heads, data, epochs, rates, rng)
 
@@ -228,7 +229,7 @@ class HyperFLClient(HeadClient):
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train the private embedding and classifier in place; the hypernetwork is constant."""
-        join_hyperfl(self._model(), self.context.data, self.epochs(), hyperfl_rates(self.context.config), rounds, rng)
+        join_hyperfl(self._model(), self.context.data, self.epochs(), self.rates, rounds, rng)
         self._theta = None
 
     def load_group(self, group: str, tensors: Mapping[str, Tensor]) -> None:

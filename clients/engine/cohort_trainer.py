@@ -77,7 +77,7 @@ class CohortTrainer:
             order.append(job)
             try:
                 member = self._make_client(job.client)
-                if not training.admit(member) or type(member).fit is not FIT:
+                if type(member).fit is not FIT or not training.admit(member):
                     alone[job.client] = member  # which keeps its data until its turn comes
                     free -= member.context.data.num_bytes
                     continue
@@ -103,14 +103,22 @@ class CohortTrainer:
                 yield Failed(client=job.client, error=error)
 
     def _limits(self, training: CohortTraining) -> tuple[int, int]:
-        """Return the most clients of a cohort and the bytes that they may need: with `auto` half of those free."""
+        """Return the most clients of a cohort and the bytes that they may need: with `auto` half of those free.
+
+        With `deterministic` the memory does not count: the size of a cohort may change the last bits.
+        """
         cohort = self._config.cohort
-        return (cohort, 1 << 62) if isinstance(cohort, int) else (training.most, _free_memory(self._device) // 2)
+        if isinstance(cohort, int) or self._config.deterministic:
+            return cohort if isinstance(cohort, int) else training.most, 1 << 62
+        return training.most, _free_memory(self._device) // 2
 
 
 def _free_memory(device: torch.device) -> int:
     """Return the memory in bytes that programs can still take where the clients are trained."""
-    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
+    if device.type != "cuda":
+        return free_memory()
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch can use it again
+    return int(torch.cuda.mem_get_info(device)[0]) + cached
 
 
 def _ended(

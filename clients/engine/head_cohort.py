@@ -31,13 +31,8 @@ class HeadClient(BaseClient):
     """The heads after `begin_steps`; the hypernetwork itself still has those that were received."""
 
     @property
-    def trains_as_the_method(self) -> bool:
-        """Whether `train_own` is that of the method, so that `head_steps` may replace it."""
-        return False
-
-    @property
     def trains_with_steps(self) -> bool:
-        """Whether `train` is that of the method, so that `begin_steps` and `end_steps` may replace it."""
+        """Whether `train` and `train_own` are those of the method, which `begin_steps` and `end_steps` then replace."""
         return False
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
@@ -120,14 +115,14 @@ class HeadCohort:
         """Let a client share H_0, and return whether it can be trained in the cohort.
 
         A client that takes more than p steps shares nothing: its factors would be larger than H. Neither does one of a
-        subclass with another `train_own`, which is not called on a shared H_0.
+        subclass with another training, which may change H_0 in place, and with it the next client's.
         """
-        if not isinstance(member, HeadClient) or not member.trains_as_the_method:
+        if not isinstance(member, HeadClient) or not member.trains_with_steps:
             return False
         if not 0 < self._num_steps(member) <= len(self._weight):
             return False
         member.share(self._shared)
-        return member.trains_with_steps
+        return True
 
     def memory_of(self, member: object) -> int:
         """Return the bytes of a client's rows and vectors."""

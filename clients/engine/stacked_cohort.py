@@ -13,8 +13,9 @@ from hyperfl_flwr.models.stacked import activations_of, is_stackable
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.training.public_training import LocalSteps
 
-COPIES = 6
-"""Upper bound of the copies of a client's parameters: received, stacked, gradient, momentum, force, upload."""
+COPIES = 10
+"""Copies of a client's parameters: received, as received for a pull, stacked, gradient, clipped, with decay and pull,
+momentum, force, upload. Steps with a force and a pull have up to 14, for which half of the memory is left free."""
 
 BYTES = 4
 """Size of a float32 number."""

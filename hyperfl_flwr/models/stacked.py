@@ -41,8 +41,17 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 """Where a layer keeps functions that are called when it is applied; torch has no public names for these."""
 
 
+GRADIENT_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""Where a parameter keeps functions that are called with its gradient; torch has no public names for these."""
+
+
 CHILDREN = "_modules"
 """Where a layer keeps its children by name, in their order; torch has no public name for it."""
+
+
+def has_plain_gradient(parameter: Tensor) -> bool:
+    """Return whether a parameter is trained, and by its gradient as it is: it is not frozen and has no hooks."""
+    return parameter.requires_grad and not any(getattr(parameter, name, None) for name in GRADIENT_HOOKS)
 
 
 def is_stackable(network: nn.Module) -> bool:
@@ -240,7 +249,8 @@ def activations_of(network: nn.Module, shape: Sequence[int]) -> int:
     def counted(layer: nn.Conv2d, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         nonlocal total
         found = grouped_convolution(layer, images, weight, bias)
-        total += KEPT * found.numel() + 2 * weight[0, 0].numel() * found[0, 0, 0].numel()  # windows, and their gradient
+        # The windows and their gradient; in the form of products each image has a copy of the weight, and its gradient.
+        total += KEPT * found.numel() + 2 * weight[0, 0].numel() * found[0, 0, 0].numel() + 2 * weight[0].numel()
         return found
 
     samples = torch.empty(1, 1, *shape, device="meta")

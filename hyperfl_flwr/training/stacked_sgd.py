@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hyperfl_flwr.core.lockstep import current_member
 from hyperfl_flwr.models.applied import AppliedNetwork
-from hyperfl_flwr.models.stacked import StackedNetwork, convolution_for, is_stackable, stacked
+from hyperfl_flwr.models.stacked import StackedNetwork, convolution_for, has_plain_gradient, is_stackable, stacked
 from hyperfl_flwr.training.local_sgd import Epochs, Objective, ParameterSet, Predict, TrainingData, train_epochs
 from hyperfl_flwr.training.stacked_batches import ClientSteps, StackedBatches
 
@@ -82,6 +82,8 @@ class StackedTraining:
         name_of = {id(value): name for name, value in values.items()}
         wanted = [id(parameter) for part in sets for parameter in part.parameters]
         if len(name_of) < len(values) or len(set(wanted)) < len(wanted) or not set(wanted) <= set(name_of):
+            return None
+        if not all(has_plain_gradient(parameter) for part in sets for parameter in part.parameters):
             return None
         names = [[name_of[id(parameter)] for parameter in part.parameters] for part in sets]
         return cls(network, values, sets, names, steps)

@@ -2,21 +2,23 @@
 
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from flwr.app import ConfigScalar as Scalar
+from numpy.typing import NDArray
 from plain import random_samples
 
 from clients.engine import cohort_trainer
 from clients.engine.cohort_trainer import trainer_of
 from clients.engine.cohort_training import CohortTraining
 from clients.engine.context import ClientContext
-from clients.engine.head_cohort import HeadCohort
-from clients.hyperfl import HyperFLClient
+from clients.engine.head_cohort import HEAD_WEIGHT, HeadCohort
+from clients.hyperfl import HEALTH, HyperFLClient
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
@@ -31,6 +33,7 @@ from hyperfl_flwr.protocol.messages import Reduction, Request
 from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
 from hyperfl_flwr.training import hyperfl_cohort
 from hyperfl_flwr.training.factored_array import FactoredArray, FactoredTotal
+from hyperfl_flwr.training.public_training import LocalSteps
 
 SIZES = (7, 50, 123)
 """Training samples of the clients: 2, 10 and 26 steps of 10 samples."""
@@ -169,8 +172,9 @@ def test_stacked_steps_equal_one_by_one(embedding: str, clip_norm: float, tmp_pa
     train = hyperfl_cohort._train
 
     def counted(requests: Sequence[hyperfl_cohort.StackedHeadTraining]) -> list[float]:
+        losses = train(requests)
         trained.append(len(requests))
-        return train(requests)
+        return losses
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hyperfl_cohort, "_train", counted)
@@ -342,19 +346,87 @@ def test_clients_that_are_trained_alone_are_few_at_a_time(tmp_path: Path) -> Non
     assert most[0] <= 3  # two, and the one that was just made
 
 
-def test_a_subclass_with_a_training_of_its_own_is_called(tmp_path: Path) -> None:
-    """In any cohort: on a shared H_0 the steps of the method would take its place."""
+class OwnTraining(HyperFLClient):
+    """A client whose `train` takes the method's training, on H itself."""
 
-    class Mine(HyperFLClient):
-        def train_own(self, rng: np.random.Generator) -> dict[str, float]:
-            return super().train_own(rng) | {"mine": 1.0}
+    def train(self, rng: np.random.Generator) -> dict[str, float]:
+        """Train all groups in place."""
+        return self.train_own(rng) | {"mine": 1.0}
+
+
+class OwnSteps(HyperFLClient):
+    """A client with another `train_own`."""
+
+    def train_own(self, rng: np.random.Generator) -> dict[str, float]:
+        """Train all groups in place."""
+        return super().train_own(rng) | {"mine": 1.0}
+
+
+class OwnPlace(HyperFLClient):
+    """A client that changes the hypernetwork in place."""
+
+    def train(self, rng: np.random.Generator) -> dict[str, float]:
+        """Train all groups in place."""
+        with torch.no_grad():
+            for value in self.hypernetwork.parameters():
+                value.add_(0.01)
+        return {"train-loss": 0.0, "mine": 1.0, **dict.fromkeys(HEALTH, 0.0)}
+
+
+class OwnFit(HyperFLClient):
+    """A client that takes its own steps between `begin` and `end`, on the hypernetwork in place."""
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Scalar]]:
+        """Train all groups in place."""
+        begun = self.begin(parameters, config)
+        with torch.no_grad():
+            self.hypernetwork.head_weight.add_(0.01)
+        arrays, num_examples, metrics = self.end(begun, self.train(begun.rng))
+        return [formed(array) for array in arrays], num_examples, metrics | {"mine": 1.0}
+
+
+@pytest.mark.parametrize("kind", [OwnTraining, OwnSteps, OwnPlace, OwnFit])
+def test_a_subclass_with_a_training_of_its_own_shares_nothing(kind: type[HyperFLClient], tmp_path: Path) -> None:
+    """It starts from the received H_0, in any cohort: on a shared one it would start from the client's before it."""
 
     class MyNode(Node):
-        kind = Mine
+        pass
 
-    for cohort in ("one-by-one", 3):
-        _, found = MyNode(tmp_path / str(cohort), cohort).uploads()
+    MyNode.kind = kind
+    changes = {"hyperfl.keep-last": False}  # theta, which `OwnPlace` does not generate
+    expected, _ = MyNode(tmp_path / "alone", "one-by-one", **changes).uploads()
+    for cohort in ("auto", 1, 2):
+        uploads, found = MyNode(tmp_path / str(cohort), cohort, **changes).uploads()
         assert ["mine" in result.metrics for result in found.results] == [True] * len(SIZES)
+        for one, other in zip(uploads, expected, strict=True):
+            assert {key: value.tobytes() for key, value in one.items()} == {
+                key: value.tobytes() for key, value in other.items()
+            }
+
+
+@pytest.mark.parametrize("cohort", ["one-by-one", 3])
+@pytest.mark.parametrize("changes", [{"learning_rate": 1e-9}, {"clip_norm": 1e-6}])
+def test_the_local_steps_of_a_subclass_train_the_hypernetwork(
+    cohort: str | int, changes: dict[str, float], tmp_path: Path
+) -> None:
+    """A tiny rate or clipping leaves the heads nearly as they were received."""
+
+    class Slow(HyperFLClient):
+        @classmethod
+        def local_steps(cls, config: RunConfig) -> LocalSteps:
+            return replace(super().local_steps(config), **changes)
+
+    class MyNode(Node):
+        kind = Slow
+
+    slow, usual = MyNode(tmp_path / "slow", cohort), Node(tmp_path / "usual", cohort)
+    moved = [
+        max(float(np.abs(arrays[HEAD_WEIGHT] - node.sent[HEAD_WEIGHT]).max()) for arrays in node.uploads()[0])
+        for node in (slow, usual)
+    ]
+    assert moved[0] < 0.01 * moved[1]
 
 
 def test_a_cohort_needs_no_more_than_the_memory_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,7 +444,8 @@ def test_a_cohort_needs_no_more_than_the_memory_at_hand(tmp_path: Path, monkeypa
     monkeypatch.setattr(cohort_trainer, "free_memory", lambda: 0)
     Node(tmp_path / "auto", "auto").uploads()
     Node(tmp_path / "two", 2).uploads()
-    assert sizes == [1, 1, 1, 2, 1]
+    Node(tmp_path / "fixed", "auto", deterministic=True).uploads()  # whatever memory there is
+    assert sizes == [1, 1, 1, 2, 1, 3]
 
 
 def factored(factor: float, scale: float, dtype: torch.dtype = torch.float32) -> FactoredArray:

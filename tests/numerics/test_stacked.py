@@ -57,7 +57,7 @@ def network_of(client: int, target: str = "cnn", shape: tuple[int, ...] = (1, 8,
 
 @dataclass
 class Counted:
-    """Counts how many clients each training has stacked."""
+    """Counts how many clients each training has stacked, without those that ended with an error."""
 
     sizes: list[int] = field(default_factory=list)
 
@@ -67,8 +67,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     found, train = Counted(), stacked_sgd._train
 
     def counting(requests: Sequence[StackedTraining]) -> list[float]:
+        losses = train(requests)
         found.sizes.append(len(requests))
-        return train(requests)
+        return losses
 
     monkeypatch.setattr(stacked_sgd, "_train", counting)
     return found
@@ -146,6 +147,24 @@ def test_samples_of_weight_zero_are_not_computed(counted: Counted) -> None:
 
     compared(work, counted)
     assert counted.sizes == [3]
+
+
+@pytest.mark.parametrize("how", ["frozen", "hooked", "hooked afterwards"])
+def test_a_frozen_or_hooked_parameter_is_trained_alone(how: str, counted: Counted) -> None:
+    """Its gradient is not the plain one that stacked steps take."""
+
+    def work(network: Target, data: Data, rng: np.random.Generator) -> float:
+        first = next(iter(network.parameters()))
+        if how == "frozen":
+            first.requires_grad_(False)
+        elif how == "hooked":
+            first.register_hook(torch.zeros_like)
+        else:
+            first.register_post_accumulate_grad_hook(lambda _: None)
+        return plain(network, data, rng)
+
+    compared(work, counted)
+    assert counted.sizes == []
 
 
 def test_two_sets_with_force_pull_and_their_own_decay(counted: Counted) -> None:
@@ -229,7 +248,7 @@ def test_after_an_error_each_client_is_trained_alone(counted: Counted) -> None:
     works = [partial(plain, together[client], datas[client], np.random.default_rng(client)) for client in range(3)]
     losses = run_in_lockstep(works, stacks_training=True)
     assert isinstance(losses[1], IndexError)
-    assert counted.sizes == [3]
+    assert counted.sizes == []
     for client in (0, 2):
         assert losses[client] == pytest.approx(plain(alone[client], datas[client], np.random.default_rng(client)))
         for value, reference in zip(together[client].parameters(), alone[client].parameters(), strict=True):
@@ -248,7 +267,7 @@ def test_a_network_that_stacks_to_another_shape_is_trained_alone(counted: Counte
         return train_in_cohort(some, [part], data, EPOCHS, np.random.default_rng(1))
 
     assert run_in_lockstep([partial(work, together)], stacks_training=True) == [work(alone)]
-    assert counted.sizes == [1]
+    assert counted.sizes == []
     for value, reference in zip(together.parameters(), alone.parameters(), strict=True):
         assert torch.equal(value, reference)
 
@@ -338,10 +357,14 @@ def test_a_layer_that_comes_twice_and_layers_in_place(form: str) -> None:
 
 
 def test_the_activations_are_counted() -> None:
-    """8x8 images: 2 x 9 and 2 x 144 numbers in the windows of 64 and 16 places, three of each output, input, linear."""
+    """8x8 images: 2 x 9 and 2 x 144 numbers in the windows of 64 and 16 places, three of each output, input, linear.
+
+    Each image has a copy of the convolutions' weights and their gradient.
+    """
+    weights = 2 * (16 * 9 + 32 * 144)
     windows = 2 * (9 * 64 + 144 * 16)
     outputs = 3 * (16 * 64 + 32 * 16 + 128 + 10 + 64)
-    assert activations_of(build_target("cnn", (1, 8, 8), 10), (1, 8, 8)) == windows + outputs
+    assert activations_of(build_target("cnn", (1, 8, 8), 10), (1, 8, 8)) == windows + weights + outputs
 
 
 def test_the_form_of_convolutions_is_that_of_the_device() -> None:
