@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, Po
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.attacks.registry import ATTACKS
-from hyperfl_flwr.audit.audit import audit, local_epochs_setting, make_target
+from hyperfl_flwr.audit.audit import audit
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.property_game import PropertyGame
 from hyperfl_flwr.audit.property_report import write_report as write_property_report
@@ -26,6 +26,7 @@ from hyperfl_flwr.audit.shadow_membership import MembershipGame
 from hyperfl_flwr.audit.shadow_report import write_report as write_membership_report
 from hyperfl_flwr.audit.shadow_results import RATES
 from hyperfl_flwr.audit.shadow_runs import open_game, play
+from hyperfl_flwr.audit.target import local_epochs_setting, make_target
 from hyperfl_flwr.config.refusals import explain
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.sections import AuditConfig

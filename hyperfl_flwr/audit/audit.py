@@ -3,154 +3,32 @@
 The attacks get observations and public knowledge. The private images are used only afterwards, for scoring.
 """
 
-import math
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperfl_flwr.app.methods import strategy_of
-from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.attacks.base import AttackSettings, IntArray, Reconstruction
 from hyperfl_flwr.attacks.optimiser_loop import Progress
 from hyperfl_flwr.attacks.registry import ATTACKS, Attack
 from hyperfl_flwr.attacks.scoring import Comparison, compare
-from hyperfl_flwr.audit.by_network import check_knowledge, run_by_network
+from hyperfl_flwr.audit.by_network import run_by_network
 from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.forged_round import forging, public_images
 from hyperfl_flwr.audit.history import ObservationHistory, require_history
-from hyperfl_flwr.audit.neighbour_view import attackable_clients
 from hyperfl_flwr.audit.observation_files import ObservationFiles
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.prior import prior_of
 from hyperfl_flwr.audit.record_round import AttackedRound, View, leaked_activations, record_round, view
-from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.config.table import training_autos, with_defaults
 from hyperfl_flwr.core.device import resolve_device
-from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import numpy_generator
-from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.distributions import rank_correlation
-from hyperfl_flwr.models.provenance import find_sources, use_weights
-from hyperfl_flwr.runs.run_directory import settings_of
-from hyperfl_flwr.runs.run_sources import find_sources_of
-from strategies.engine.base import BaseStrategy
 
 Images = NDArray[np.float32]
-
-TEST_SAMPLES = 10
-"""Number of test samples of each client; few, since the audit does not use accuracies."""
-
-
-def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path | None = None) -> AttackedRound:
-    """Return the round to attack, in which every audited client holds `samples` images.
-
-    With `secagg.enabled`, the server of a round with fresh parameters opens the sum of all clients' uploads.
-
-    Args:
-        settings: All settings of the round; the clients' data, and without `trained` their number, are replaced.
-        options: Options of the audit, with the number of images.
-        trained: See `AttackedRound`; if given, `settings` are those of the run, except for the local training.
-
-    Raises:
-        ConfigError: If the images cannot be divided in this way, or the settings are wrong.
-        DataError: If the data set cannot be loaded, or is too small.
-    """
-    if trained is None:
-        find_sources(settings)
-    else:
-        find_sources_of(trained)
-    number, samples = _clients_and_samples(settings, options)
-    if trained is not None and number > int(settings["num-clients"]):
-        raise ConfigError(f"{number} clients would be attacked, but the trained run has {settings['num-clients']} only")
-    opened = trained is None and bool(settings["secagg.enabled"])
-    if opened:
-        _refuse_small_sum(int(settings["secagg.min-cohort"]), number, samples)
-        options = replace(options, summed=True)
-    records = METHODS[str(settings["method"])].uploads and not opened
-    # The noise on records is that of the whole run: the more rounds, the more noise each step needs.
-    length = {} if settings["dp.epsilon"] else {"num-rounds": 1}
-    fresh = {"num-clients": number, "data.partition": "iid", **length, **_strategy(settings).only_round()}
-    attacked: dict[str, Scalar] = {
-        **settings,
-        **(fresh if trained is None else _numbers_of(trained, settings)),
-        "output": "",
-        "resume": "",
-        "fraction-train": 1.0,
-        "data.train-samples": samples,
-        "data.test-samples": TEST_SAMPLES,
-        "data.augmentation": "none",
-        "data.global-test": False,
-        "early-stopping": 0,
-        "keep": "last",
-        "audit.clients": ",".join(map(str, range(number))) if records else "",
-        "audit.rounds": "all",
-        "secagg.enabled": opened,  # else single uploads are recorded, and for `summed` added up for the attacks
-        **_without("robust", "adversary"),  # what an honest client uploads does not depend on them
-    }
-    config = resolved(RunConfig.from_flat(attacked))
-    use_weights(config.lpm.weights)
-    clients = attackable_clients(config) if options.by_neighbours else range(number)
-    target = AttackedRound(
-        config=config,
-        clients=clients,
-        trained=trained,
-        summed=options.summed,
-        opened=opened,
-        by_neighbours=options.by_neighbours,
-        prior=options.prior,
-        cheating=options.cheating,
-        labels_known=options.labels_known,
-    )
-    check_knowledge(target)  # loads the data, so that missing data are reported before anything starts
-    return target
-
-
-def _clients_and_samples(settings: Mapping[str, Scalar], options: Options) -> tuple[int, int]:
-    """Return the number of audited clients and of images of each, or raise `ConfigError` if there is none."""
-    samples = options.samples or int(settings["batch-size"])
-    number, rest = divmod(options.num_images, samples)
-    if rest or not number:
-        raise ConfigError(
-            f"the number of images must be a multiple of the samples per client, {samples}, got {options.num_images}"
-        )
-    return number, samples
-
-
-def _refuse_small_sum(least: int, number: int, samples: int) -> None:
-    if number < least:
-        raise ConfigError(
-            f"a secure sum needs {least} clients at least (secagg.min-cohort), but {number * samples} images at "
-            f"{samples} each are those of {number}; attack more images, or take fewer per client"
-        )
-
-
-def local_epochs_setting(settings: Mapping[str, Scalar], options: Options) -> dict[str, Scalar]:
-    """Return the method's setting with which a client takes `local-epochs` epochs over its images, if it has one."""
-    batch_size = int(settings["batch-size"])
-    num_steps = int(settings["local-epochs"]) * math.ceil((options.samples or batch_size) / batch_size)
-    return dict(_strategy(settings).steps_setting(num_steps))
-
-
-def _without(*sections: str) -> dict[str, Scalar]:
-    """Return the defaults of all settings of some sections, with which they have no effect."""
-    return {key: value for key, value in with_defaults({}).items() if key.partition(".")[0] in sections}
-
-
-def _strategy(settings: Mapping[str, Scalar]) -> type[BaseStrategy]:
-    """Return the strategy class of the settings' method; raises ConfigError if the method is unknown."""
-    return strategy_of(RunConfig.from_flat(with_defaults({"method": settings["method"]})).method)
-
-
-def _numbers_of(trained: Path, settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return the values of `auto` in a trained run; the attacked round's local steps could resolve it differently."""
-    numbers = resolved(RunConfig.from_flat(settings_of(trained))).flat()
-    return {key: numbers[key] for key in training_autos(str(settings["method"])) if settings[key] == "auto"}
 
 
 @dataclass(frozen=True, kw_only=True)

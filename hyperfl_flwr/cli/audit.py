@@ -158,8 +158,9 @@ def _fresh_target(
         options: See `hyperfl_flwr.audit.audit`.
         checkpoint: Folder of the run to start from; None for the initial model.
     """
-    from hyperfl_flwr.audit.audit import local_epochs_setting, make_target
+    from hyperfl_flwr.audit.target import local_epochs_setting, make_target
     from hyperfl_flwr.config.table import with_defaults
+    from hyperfl_flwr.data.sample_format import from_here
     from hyperfl_flwr.models.provenance import find_sources
     from hyperfl_flwr.runs.run_data import require_classes, require_dataset
     from hyperfl_flwr.runs.run_directory import settings_of
@@ -172,7 +173,9 @@ def _fresh_target(
         settings = settings_of(checkpoint)
         find_sources_of(checkpoint)
     else:
-        given = {key: value for key, value in named.items() if value is not None}
+        given: dict[str, Scalar] = {key: value for key, value in named.items() if value is not None}
+        if own := {**given, **changes}.get("dataset"):
+            changes = {**changes, "dataset": from_here(str(own), has_data_root="data-root" in changes)}
         find_sources({**given, **changes})
         settings = with_defaults({**given, **changes})
     merged = {**settings, **local, **changes}

@@ -176,7 +176,7 @@ def quickstart(
     from hyperfl_flwr.launch.quickstart import SEEDS
     from hyperfl_flwr.launch.quickstart import quickstart as run_quickstart
 
-    result = run_quickstart(output and output.absolute(), num_rounds, ShownProgress, engine)
+    result = run_quickstart(output and output.absolute(), num_rounds, partial(ShownProgress, noted=set()), engine)
     table = Table(
         "method", "learning rate", "personalized", "aggregate", "worst client", "MB per client and round", "s per round"
     )

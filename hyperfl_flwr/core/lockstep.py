@@ -129,11 +129,19 @@ def _run(members: Sequence[Member]) -> None:
 
 
 def _serve(members: Sequence[Member]) -> None:
-    """Answer the requests of some members together, with the error if there is one."""
+    """Answer the requests of some members together; after an error each alone, so that others than its cause go on."""
     requests: list[Any] = [member.request for member in members]
     try:
         answers = type(requests[0]).serve(requests)
     except Exception as error:  # noqa: BLE001 - each member reports it
-        answers = [error] * len(members)
+        answers = [error] if len(members) == 1 else [_answer_alone(request, error) for request in requests]
     for member, answer in zip(members, answers, strict=True):
         member.request, member.answer = None, answer
+
+
+def _answer_alone(request: Request, error: Exception) -> Any:  # noqa: ANN401 - what the request is answered with
+    """Return the answer to one of several requests that could not be served together, or the error of these."""
+    try:
+        return type(request).serve([request])[0]
+    except Exception:  # noqa: BLE001 - may be a consequence of the first one, such as a graph that is partly freed
+        return error

@@ -21,11 +21,11 @@ def wait_for_admission(folder: Path, note: Callable[[str], None], patience: floa
     """Wait until the SuperLink accepts the node in a folder.
 
     If the SuperLink does not answer, or its answer is not understood, this returns at once: the SuperNode retries by
-    itself and reports the problem.
+    itself, but does not name the address.
 
     Args:
         folder: Folder of the node.
-        note: Called once with the reason of the wait.
+        note: Called once with the reason of the wait, or with the address of a SuperLink that does not answer.
         patience: Longest wait, in seconds.
 
     Raises:
@@ -38,7 +38,11 @@ def wait_for_admission(folder: Path, note: Callable[[str], None], patience: floa
     while True:
         try:
             registration = ask_registration(f"{place.host}:{place.port}", folder / "ca.crt", key, activate=True)
-        except (httpx.TransportError, OSError):
+        except (httpx.TransportError, OSError) as error:
+            note(
+                f"the SuperLink at {place.host}:{place.port} does not answer ({error}); the node tries again until it "
+                f"does; `hyperfl deploy check {folder}` looks for the reason"
+            )
             return
         if registration is Registration.UNKNOWN:
             raise StateError(

@@ -19,6 +19,9 @@ from hyperfl_flwr.runs.run_directory import read_failures, read_manifest, read_m
 MOST_RUNS = 5
 """Number of the latest runs that are described."""
 
+MOST_STARTS = 50
+"""Number of the latest starts of runs that are read; a run that was resumed has several."""
+
 MOST_PROBLEMS = 10
 """Number of the latest problems of each kind that are listed: refused nodes, clients left out, warnings and errors."""
 
@@ -155,15 +158,17 @@ class Status:
 
 
 def _runs(file: Path) -> Iterator[RunState]:
-    """Yield the latest runs in a SuperLink's database, the newest first."""
+    """Yield the latest runs in a SuperLink's database, the newest first; of a resumed run only its last start."""
     if not file.is_file():
         return
+    newest: dict[object, tuple[int, str]] = {}
     with readable(file):
-        latest = database.latest_runs(file, MOST_RUNS)
-        states = {run_id: database.run_status(file, run_id) for run_id in latest}
-    for run_id, settings in latest.items():
-        status = states[run_id]
-        folder = str(settings.get("resume") or settings.get("output") or "")
+        for run_id, settings in database.latest_runs(file, MOST_STARTS).items():
+            folder = str(settings.get("resume") or settings.get("output") or "")
+            newest.setdefault(folder or run_id, (run_id, folder))
+        listed = list(newest.values())[:MOST_RUNS]
+        states = [database.run_status(file, run_id) for run_id, _ in listed]
+    for (run_id, folder), status in zip(listed, states, strict=True):
         state = RunState(run_id=run_id, status=status[0] if status else "pending", folder=folder)
         yield _described(state) if folder else state
 

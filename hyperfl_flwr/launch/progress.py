@@ -8,6 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hyperfl_flwr.core.tasks import CLASSIFICATION, Task
 from hyperfl_flwr.launch.console import err
+from hyperfl_flwr.launch.core_locks import WAITING
 from hyperfl_flwr.launch.follow import RunCallbacks
 
 SHOWN = ("is left out", "novel client", "warning:")
@@ -33,10 +34,20 @@ class ShownProgress:
         verbose: Show the whole log.
         quiet: Show only warnings.
         rounds: Print a line for each round, for an operator's log.
+        noted: The notes of earlier runs, for several runs in turn; what they have in common is shown once.
     """
 
-    def __init__(self, title: str, *, verbose: bool = False, quiet: bool = False, rounds: bool = False) -> None:
+    def __init__(
+        self,
+        title: str,
+        *,
+        verbose: bool = False,
+        quiet: bool = False,
+        rounds: bool = False,
+        noted: set[str] | None = None,
+    ) -> None:
         self._verbose, self._quiet, self._rounds = verbose, quiet, rounds
+        self._noted: set[str] = set() if noted is None else noted
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[score]}"),
             TimeElapsedColumn(), TimeRemainingColumn(), console=err,
@@ -68,5 +79,6 @@ class ShownProgress:
                 self._bar.console.print(line if self._verbose else _LEVEL.sub("", line), markup=False)
 
     def _on_note(self, note: str) -> None:
-        if not self._quiet:
+        if not self._quiet and (note == WAITING or note not in self._noted):  # each run may have to wait
             self._bar.console.print(note, markup=False)
+        self._noted.add(note)

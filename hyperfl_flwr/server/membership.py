@@ -260,11 +260,10 @@ class Roster:
         return self.num_nodes > 0 and len(self.federation.nodes) >= self.min_nodes
 
     def _missing_text(self) -> str:
-        """Return a text for people: which nodes are present and which are missing."""
+        """Return a text for people: how many nodes are present, and which are missing."""
         if not self.num_nodes:
             return "no node has replied yet"
-        here = listed(node.partition for node in self.federation.nodes) or "none"
-        return f"{here} of {self.num_nodes} present, {listed(self.away)} missing"
+        return f"{len(self.federation.nodes)} of {self.num_nodes} present, missing: {listed(self.away)}"
 
     def _shortage(self) -> str:
         if not self.num_nodes:

@@ -9,11 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from hyperfl_flwr.attacks.readout import read_out
-from hyperfl_flwr.audit.audit import audit, make_target
+from hyperfl_flwr.audit.audit import audit
 from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import record_round, recorded_round
 from hyperfl_flwr.audit.report import sentence, write_audit
+from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
@@ -106,7 +107,7 @@ def test_a_trained_model_is_attacked_with_its_clients_state(federate: Federate, 
     reading = read_out(observed[2], target.knowledge())
     assert reading.embedding is not None
     assert np.linalg.norm(reading.embedding.numpy() - stored) < 0.05 * np.linalg.norm(stored)
-    with pytest.raises(ConfigError, match="6 clients would be attacked, but the trained run has 5"):
+    with pytest.raises(ConfigError, match="6 clients would be attacked, 1 image each, but the trained"):
         make_target({**manifest["settings"], **local}, Options(num_images=6), run)
 
 
@@ -150,6 +151,26 @@ def test_what_a_run_has_recorded_is_attacked(federate: Federate) -> None:
     assert len(findings["ig"].comparisons[0].matched.psnr) == 40
     with pytest.raises(RunDirectoryError, match="has recorded nothing"):
         recorded_round(federate("fedavg"), {})
+
+
+def test_data_with_client_ids_of_the_working_directory_are_attacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All clients of the file train, and those with the images asked for are attacked."""
+    rng = np.random.default_rng(0)
+    arrays = {f"{part}images": rng.integers(0, 256, (24, 8, 8), np.uint8) for part in ("", "test_")}
+    labels = {f"{part}labels": np.tile(np.arange(2), 12) for part in ("", "test_")}
+    clients = {f"{part}clients": np.repeat(np.arange(3), 8) for part in ("", "test_")}
+    np.savez(tmp_path / "mine.npz", **arrays, **labels, **clients)
+    monkeypatch.chdir(tmp_path)
+    words = ["audit", "--method", "fedavg", "--dataset", "npz:mine.npz", "--attacks", "idlg", "--batch-size", "1"]
+    options = ["--iterations", "2", "--set", "device=cpu"]
+    result = CliRunner().invoke(cli, [*words, *options, "--num-images", "2", "--output", "found"])
+    assert result.exception is None, result.exception
+    assert json.loads((tmp_path / "found" / "audit.json").read_text())["clients"] == 2
+    result = CliRunner().invoke(cli, [*words, *options, "--num-images", "4", "--output", "more"])
+    assert "4 clients would be attacked, 1 image each, but npz:" in str(result.exception)
+    assert "has 3 clients; attack at most 3 images" in str(result.exception)
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,14 @@ from hyperfl_flwr.app.secure_sums import secure_context
 from hyperfl_flwr.attacks.base import AttackSettings
 from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.audit import forged_round
-from hyperfl_flwr.audit.audit import attack, audit, controls, make_target
+from hyperfl_flwr.audit.audit import attack, audit, controls
 from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.forged_round import forging, public_images
 from hyperfl_flwr.audit.observation_files import OpeningFiles
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import AttackedRound, forge_per_client, record_round, view
 from hyperfl_flwr.audit.report import write_audit
+from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings

@@ -16,11 +16,12 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.attacks.base import build_structure
 from hyperfl_flwr.attacks.dual_difference import read_change
 from hyperfl_flwr.attacks.registry import attacks_on
-from hyperfl_flwr.audit.audit import audit, local_epochs_setting, make_target
+from hyperfl_flwr.audit.audit import audit
 from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.history import ObservationHistory, attacked_round, require_history
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import AttackedRound, record_round, recorded_round
+from hyperfl_flwr.audit.target import local_epochs_setting, make_target
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings

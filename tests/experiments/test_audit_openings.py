@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from hyperfl_flwr.audit.audit import make_target
 from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import record_round, recorded_round, view
+from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError

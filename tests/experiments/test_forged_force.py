@@ -17,10 +17,11 @@ from hyperfl_flwr.attacks.knowledge import PublicImages, PublicKnowledge
 from hyperfl_flwr.attacks.readout import sgd_scalars
 from hyperfl_flwr.attacks.scoring import compare
 from hyperfl_flwr.attacks.trap_weights import forge_trap_weights
-from hyperfl_flwr.audit.audit import controls, images_of, make_target
+from hyperfl_flwr.audit.audit import controls, images_of
 from hyperfl_flwr.audit.forged_round import public_images
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import EXPERIMENT, AttackedRound
+from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.launch.contract.base import SMALL
 from hyperfl_flwr.models.initialisation import initial_model

@@ -10,9 +10,10 @@ import pytest
 from federations import Call
 from html_pages import Page
 
-from hyperfl_flwr.audit.audit import audit, make_target
+from hyperfl_flwr.audit.audit import audit
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.report import write_audit
+from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.launch.contract.base import SMALL, Federate

@@ -14,8 +14,9 @@ from unittest.mock import patch
 
 from hyperfl_flwr.app import client as client_app
 from hyperfl_flwr.app import server as server_app
-from hyperfl_flwr.audit.audit import Options, audit, local_epochs_setting, make_target
+from hyperfl_flwr.audit.audit import Options, audit
 from hyperfl_flwr.audit.report import measure
+from hyperfl_flwr.audit.target import local_epochs_setting, make_target
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.setting_types import Scalar

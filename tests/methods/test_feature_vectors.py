@@ -13,9 +13,9 @@ from federations import small_settings
 from sklearn.datasets import load_digits
 from torch.nn import functional
 
-from hyperfl_flwr.audit.audit import make_target
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import recorded_round
+from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator

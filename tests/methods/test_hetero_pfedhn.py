@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from html_pages import Page
 
-from hyperfl_flwr.audit.audit import audit, make_target
+from hyperfl_flwr.audit.audit import audit
 from hyperfl_flwr.audit.options import Options
+from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar

@@ -13,9 +13,10 @@ from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.attacks.base import build_structure, stack
 from hyperfl_flwr.attacks.ig import _simulation
 from hyperfl_flwr.attacks.readout import read_out
-from hyperfl_flwr.audit.audit import audit, make_target
+from hyperfl_flwr.audit.audit import audit
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import record_round
+from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import torch_generator

@@ -16,9 +16,10 @@ from clients.fedbn import FedBNClient
 from clients.fedper import FedPerClient
 from clients.lg_fedavg import LGFedAvgClient
 from clients.local import LocalClient
-from hyperfl_flwr.audit.audit import audit, make_target
+from hyperfl_flwr.audit.audit import audit
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import record_round
+from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, private_arrays
 from hyperfl_flwr.models.groups import Entries, groups_of, initial_groups, normalisation_names

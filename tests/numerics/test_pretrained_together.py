@@ -1,7 +1,8 @@
 """Clients that pass a shared body together have the results that they have alone."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -110,6 +111,30 @@ def ahead(target: PretrainedTarget, passes: int) -> Callable[[], float]:
         return float(target(images).square().mean().detach())
 
     return work
+
+
+@pytest.mark.parametrize("limit", ["memory", "images"])
+def test_an_error_of_the_shared_pass_is_that_of_its_cause(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where several batches are too many for the memory, each client passes alone; one with bad images fails alone."""
+    body_features, sizes_of = PretrainedExtractor.body_features, {2: 4, 3: 3, 4: 4}
+
+    def limited(extractor: PretrainedExtractor, images: torch.Tensor, sizes: Sequence[int], values: Any) -> Any:
+        if (limit == "memory" and len(sizes) > 1) or (limit == "images" and 3 in sizes):
+            raise RuntimeError("no room for it")
+        passed.append(len(sizes))
+        return body_features(extractor, images, sizes, values)
+
+    expected = [training(built("lpm-resnet18"), seed, 2, (size,))() for seed, size in sizes_of.items()]
+    passed: list[int] = []
+    monkeypatch.setattr(PretrainedExtractor, "body_features", limited)
+    results = run_in_lockstep([training(built("lpm-resnet18"), seed, 2, (size,)) for seed, size in sizes_of.items()])
+    if limit == "memory":
+        assert results == pytest.approx(expected, rel=1e-5)
+        assert set(passed) == {1}
+    else:
+        assert str(results.pop(1)) == "no room for it"
+        assert results == pytest.approx([expected[0], expected[2]], rel=1e-5)
+        assert set(passed) == {1, 2}
 
 
 def test_threads_end_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,12 @@
 
 import pytest
 
+from hyperfl_flwr.launch.core_locks import WAITING
 from hyperfl_flwr.launch.progress import ShownProgress
 
 LOG = """\
 INFO :      Starting the app
-INFO :      waiting for nodes: 0 of 2 present, 1 missing
+INFO :      waiting for nodes: 1 of 2 present, missing: 1
 INFO :      node 1 runs torch 1.0 (here 2.0): results may differ
 INFO :      node 0 takes part: clients 0
 INFO :      round 1/2: personalized accuracy 0.5000, 2 of 2 clients, 8.0 s, nodes 0 1
@@ -17,7 +18,7 @@ INFO :      warning: client 3 has few samples
 INFO :      round 2: client 1 is left out: StateError, see the node's log
 WARNING :   something of Flower's own
 """
-TOLD = [
+LINES = [
     "waiting for", "node 1 runs", "node 0 takes part", "round 1/2", "round 1 took", "node 1 is away", "agree with",
     "warning:", "is left out",
 ]  # fmt: skip
@@ -26,8 +27,8 @@ TOLD = [
 @pytest.mark.parametrize(
     ("ways", "expected"),
     [
-        ({"rounds": True}, TOLD),
-        ({}, [text for text in TOLD if text != "round 1/2"]),  # a simulation's progress bar shows the rounds
+        ({"rounds": True}, LINES),
+        ({}, [text for text in LINES if text != "round 1/2"]),  # a simulation's progress bar shows the rounds
         ({"quiet": True, "rounds": True}, ["warning:", "is left out"]),
     ],
 )
@@ -46,3 +47,22 @@ def test_verbose_shows_the_log_as_it_is(capsys: pytest.CaptureFixture[str]) -> N
         observer.on_log(LOG)
     shown = capsys.readouterr().err.splitlines()
     assert [line for line in LOG.splitlines() if line.rstrip() not in [each.rstrip() for each in shown]] == []
+
+
+def test_runs_in_turn_show_what_they_have_in_common_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """But that a run waits for a core is said of each."""
+    noted: set[str] = set()
+    for name in ("hyperfl", "fedavg"):
+        with ShownProgress(name, noted=noted) as observer:
+            for note in ("data: 8 samples", f"method {name}", WAITING):
+                observer.on_note(note)
+    shown = " ".join(capsys.readouterr().err.split())  # a terminal breaks long lines
+    notes = ("data: 8 samples", "method hyperfl", "method fedavg", WAITING)
+    assert [shown.count(note) for note in notes] == [1, 1, 1, 2]
+
+
+def test_a_run_shows_the_notes_that_another_has_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        with ShownProgress("hyperfl") as observer:
+            observer.on_note("data: 8 samples")
+    assert capsys.readouterr().err.count("data: 8 samples") == 2

@@ -23,8 +23,9 @@ from hyperfl_flwr import ROOT
 from hyperfl_flwr.attacks.base import AttackSettings, Reconstruction
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.registry import ATTACKS, Attack, attacks_on
-from hyperfl_flwr.audit.audit import audit, make_target
+from hyperfl_flwr.audit.audit import audit
 from hyperfl_flwr.audit.options import Options
+from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.toml_files import settings_text
 from hyperfl_flwr.data.registry import DATASETS

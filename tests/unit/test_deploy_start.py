@@ -53,9 +53,14 @@ def test_it_waits_until_the_last_one_is_missed(wait: Answers) -> None:
     assert note == "waiting until the SuperLink accepts this node; after a kill, up to 60 s"
 
 
-@pytest.mark.parametrize("answer", [Registration.KNOWN, Registration.UNCLEAR, httpx.ConnectError("nobody is there")])
-def test_it_does_not_wait_for_what_the_supernode_waits_for(answer: Registration | Exception, wait: Answers) -> None:
+@pytest.mark.parametrize("answer", [Registration.KNOWN, Registration.UNCLEAR])
+def test_it_does_not_wait_for_what_the_supernode_waits_for(answer: Registration, wait: Answers) -> None:
     assert wait(answer) == []
+
+
+def test_the_address_of_a_superlink_that_does_not_answer_is_shown(wait: Answers) -> None:
+    (note,) = wait(httpx.ConnectError("nobody is there"))
+    assert note.startswith("the SuperLink at 127.0.0.1:8000 does not answer (nobody is there); the node tries again")
 
 
 @pytest.mark.parametrize(

@@ -151,12 +151,16 @@ def test_a_run_is_not_submitted_for_a_node_that_takes_no_part_in_it(made: Made) 
 
 
 def test_few_runs_and_problems_are_listed(made: Made, run: Path) -> None:
+    """A run that was resumed eight times is listed once, with its last start."""
     for number in range(30):
         (run / "failures" / f"round-000002-client-{number:05d}.txt").write_text(f"reason {number}\n")
+    for number in range(8):
+        made.new_run(output=f"/nowhere/{number}")
+    made.new_run(output=str(run))
     for _ in range(8):
-        made.new_run(output=str(run))
+        made.new_run(resume=str(run))
     found = Status.of(made.deployment)
-    assert len(found.runs) == 5
+    assert [each.folder for each in found.runs] == [str(run), *(f"/nowhere/{number}" for number in (7, 6, 5, 4))]
     assert len([text for text in found.runs[0].problems if "reason" in text]) == MOST_PROBLEMS
 
 

@@ -9,8 +9,8 @@ from federations import of_every_method, small_settings
 from hyperfl_flwr.app import server
 from hyperfl_flwr.app.methods import check_run
 from hyperfl_flwr.app.robust_reductions import check_enough_nodes
-from hyperfl_flwr.audit.audit import make_target
 from hyperfl_flwr.audit.options import Options
+from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.launch.contract.base import NUM_CLIENTS

@@ -57,8 +57,8 @@ def test_all_nodes_are_waited_for(make_roster: Callable[..., Roster], said: list
     assert [(node.id, node.clients) for node in roster.gather().nodes] == [(A, [0, 3]), (B, [1, 4]), (C, [2, 5])]
     assert grid.asked == [C, A, B]
     assert said == [
-        "waiting for nodes: 2 of 3 present, 0 1 missing",
-        "waiting for nodes: 0 2 of 3 present, 1 missing",
+        "waiting for nodes: 1 of 3 present, missing: 0 1",
+        "waiting for nodes: 2 of 3 present, missing: 1",
         "node 0 takes part: clients 0 3, 40 training samples (33% of all)",
         "node 1 takes part: clients 1 4, 40 training samples (33% of all)",
         "node 2 takes part: clients 2 5, 40 training samples (33% of all)",
@@ -144,7 +144,7 @@ def test_a_node_beyond_the_run_is_neither_waited_for_nor_counted(
     roster.gather()
     assert (there(roster), roster.num_nodes, roster.refused, roster.away) == ([0, 1], 2, [], [])
     assert said[0] == "node 2 takes no part in this run"
-    assert said[1] == "waiting for nodes: none of 2 present, 0 1 missing"
+    assert said[1] == "waiting for nodes: 0 of 2 present, missing: 0 1"
     roster.refresh(1)
     roster.refresh(2)
     assert grid.asked == [C, A, B]
