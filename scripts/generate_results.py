@@ -127,7 +127,7 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
         "table-4-fashion-mnist": Table(records="table-4", column="fashion-mnist", numbers=SECONDS),
         **{
             f"client-privacy-{column}": Table(records="client-privacy", column=column, numbers=PRIVACY_COST)
-            for column in ("n20-r10", "n20-r50", "n100-r10")
+            for column in ("n20-r10", "n20-r50", "n100-r10", "n100-r50")
         },
         **{
             f"private-table-3-{column}": Table(
