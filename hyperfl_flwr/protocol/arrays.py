@@ -71,12 +71,12 @@ def by_number(arrays: Mapping[str, NDArray[Any]]) -> dict[int, dict[str, NDArray
     """Return arrays with keys of `per_client_key` grouped by their number (client or level), with keys `group/name`.
 
     Raises:
-        ValueError: If a key does not begin with a number.
+        ValueError: If a key does not begin with a number, as `str` writes it: otherwise two keys could mean one array.
     """
     found: dict[int, dict[str, NDArray[Any]]] = {}
     for key, value in arrays.items():
         number, _, rest = key.partition("/")
-        if not number.isdecimal():
+        if not number.isdecimal() or str(int(number)) != number:
             raise ValueError(f"arrays of one client or level must have keys NUMBER/GROUP/NAME, got {printable(key)!r}")
         found.setdefault(int(number), {})[rest] = value
     return found

@@ -83,11 +83,14 @@ def unpack_arrays(record: ArrayRecord) -> SharedArrays:
         name_size, size = LENGTHS.unpack(_part(data, position, LENGTHS.size))
         if name_size > MOST_NAME:
             raise ValueError(f"the key of an array must have at most {MOST_NAME} bytes, got {name_size}")
-        name = bytes(_part(data, position + LENGTHS.size, name_size)).decode()
+        name = _key(_part(data, position + LENGTHS.size, name_size))
         if name in found:
             raise ValueError(f"the array {printable(name)!r} occurs twice")
         start = _next(data, position + LENGTHS.size + name_size)
-        found[name] = _array(_part(data, start, size))
+        try:
+            found[name] = _array(_part(data, start, size))
+        except ValueError as error:
+            raise ValueError(f"the array {printable(name)!r}: {error}") from error
         position = _next(data, start + size)
     if (len(found), position) != (number, len(data)):
         raise ValueError(f"{number} arrays must fill {len(data)} bytes, found {len(found)} in {position} bytes")
@@ -148,6 +151,14 @@ def _next(data: memoryview, end: int) -> int:
     if any(_part(data, end, -end % ALIGNMENT)):
         raise ValueError(f"after the first {end} bytes only zeros must fill {ALIGNMENT} bytes")
     return end + -end % ALIGNMENT
+
+
+def _key(data: memoryview) -> str:
+    """Return the key of an array; other characters than those that are printed would take more bytes in a ledger."""
+    key = bytes(data).decode(errors="replace")
+    if key.encode() != data or not key.isprintable():
+        raise ValueError(f"the key of an array must be printable UTF-8, got {bytes(data)!r}")
+    return key
 
 
 def _array(data: memoryview) -> NDArray[Any]:

@@ -114,6 +114,9 @@ def test_keys_of_own_arrays() -> None:
     assert {client: list(each) for client, each in by_number(arrays).items()} == {3: ["c/x"], 10: ["c/x"]}
     with pytest.raises(ValueError, match="must have keys NUMBER/GROUP/NAME, got 'c/x'"):
         by_number({"c/x": np.zeros(1)})
+    for number in ("03", "\u0663"):  # the digit three in another script
+        with pytest.raises(ValueError, match="must have keys NUMBER/GROUP/NAME"):
+            by_number({"3/c/x": np.zeros(1), f"{number}/c/x": np.ones(1)})
 
 
 def test_layout_problem_names_the_difference() -> None:
