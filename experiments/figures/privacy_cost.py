@@ -50,24 +50,30 @@ def draw_privacy_cost(study: Study, study_manifest: StudyManifest, cells: Sequen
             f"no finished cell in {folder} has noise with a stated epsilon; set privacy.unit=client"
         )
     columns = [column for column in study.columns if column.name in found]
-    figure = new_figure(4.0 * len(columns) + 0.6, 4.4)
-    panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
+    across = min(2, len(columns))  # more would be too small on a phone
+    lines = -(-len(columns) // across)
+    figure = new_figure(4.0 * across + 0.6, 3.4 * lines + 1.0)
+    places = figure.subplots(lines, across, sharey=True, squeeze=False).flatten()
+    panels, empty = places[: len(columns)], places[len(columns) :]
     for panel, column in zip(panels, columns, strict=True):
         _draw_panel(panel, found[column.name])
         panel.set_title(study.heading(column, quick=study_manifest.quick), fontsize="medium")
-    panels[0].set_ylabel("accuracy")
+    for panel in panels[::across]:
+        panel.set_ylabel("accuracy")
+    for panel in empty:
+        panel.set_axis_off()
     handles = {
         label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2, fontsize="small")
-    lines = [
+    rows = [
         (place, method, number, "none" if epsilon is None else epsilon, value)
         for place, curves in found.items()
         for (method, number), points in curves.items()
         for epsilon, value in points
     ]
     return save_with_numbers(figure, study, study_manifest, folder / "figure-privacy-cost.png",
-                             [("column", "method", "number", "epsilon", "value"), *lines])  # fmt: skip
+                             [("column", "method", "number", "epsilon", "value"), *rows])  # fmt: skip
 
 
 def _curves(cells: Sequence[Cell], folder: Path) -> dict[str, Curves]:
