@@ -107,10 +107,10 @@ class CohortTrainer:
 
         With `deterministic` the memory does not count: the size of a cohort may change the last bits.
         """
-        cohort = self._config.cohort
-        if isinstance(cohort, int) or self._config.deterministic:
-            return cohort if isinstance(cohort, int) else training.most, 1 << 62
-        return training.most, _free_memory(self._device) // 2
+        cohort, most = self._config.cohort, 1 << 62
+        if isinstance(cohort, int):
+            return cohort, most
+        return training.most, most if self._config.deterministic else _free_memory(self._device) // 2
 
 
 def _free_memory(device: torch.device) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from experiments.figures.results import mean_of, new_figure, save_with_numbers, summaries_of
@@ -50,18 +51,10 @@ def draw_privacy_cost(study: Study, study_manifest: StudyManifest, cells: Sequen
             f"no finished cell in {folder} has noise with a stated epsilon; set privacy.unit=client"
         )
     columns = [column for column in study.columns if column.name in found]
-    across = min(2, len(columns))  # more would be too small on a phone
-    lines = -(-len(columns) // across)
-    figure = new_figure(4.0 * across + 0.6, 3.4 * lines + 1.0)
-    places = figure.subplots(lines, across, sharey=True, squeeze=False).flatten()
-    panels, empty = places[: len(columns)], places[len(columns) :]
+    figure, panels = _figure_of(len(columns))
     for panel, column in zip(panels, columns, strict=True):
         _draw_panel(panel, found[column.name])
         panel.set_title(study.heading(column, quick=study_manifest.quick), fontsize="medium")
-    for panel in panels[::across]:
-        panel.set_ylabel("accuracy")
-    for panel in empty:
-        panel.set_axis_off()
     handles = {
         label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
@@ -74,6 +67,20 @@ def draw_privacy_cost(study: Study, study_manifest: StudyManifest, cells: Sequen
     ]
     return save_with_numbers(figure, study, study_manifest, folder / "figure-privacy-cost.png",
                              [("column", "method", "number", "epsilon", "value"), *rows])  # fmt: skip
+
+
+def _figure_of(number: int) -> tuple[Figure, Sequence[Axes]]:
+    """Return a figure with some panels, two beside each other: more would be too small on a phone."""
+    across = min(2, number)
+    lines = -(-number // across)
+    figure = new_figure(4.0 * across + 0.6, 3.4 * lines + 1.0)
+    places = figure.subplots(lines, across, sharey=True, squeeze=False)
+    for panel in places[:, 0]:
+        panel.set_ylabel("accuracy")
+    panels = places.flatten()
+    for panel in panels[number:]:
+        panel.set_axis_off()
+    return figure, list(panels[:number])
 
 
 def _curves(cells: Sequence[Cell], folder: Path) -> dict[str, Curves]:

@@ -50,12 +50,8 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
     attacked = _attacked(settings, number, samples, opened=opened)
     own = _numbers_of(trained, settings) if trained else _fresh(settings, number, attacked)
     settings = {**settings, **own, **attacked}
-    if number > (num_clients := int(settings["num-clients"])):
-        whose = "the trained run" if trained else str(settings["dataset"])
-        raise ConfigError(
-            f"{number} clients would be attacked, {counted(samples, 'image')} each, but {whose} has "
-            f"{counted(num_clients, 'client')}; attack at most {num_clients * samples} images, or take more per client"
-        )
+    whose = "the trained run" if trained else str(settings["dataset"])
+    _check_number(number, samples, int(settings["num-clients"]), whose, opened=opened)
     if opened:
         _refuse_small_sum(int(settings["secagg.min-cohort"]), number, samples)
         options = replace(options, summed=True)
@@ -77,17 +73,31 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
     return target
 
 
+def _check_number(number: int, samples: int, num_clients: int, whose: str, *, opened: bool) -> None:
+    """Raise `ConfigError` if there are fewer clients than are attacked, or more in a sum that the server opens."""
+    if number > num_clients:
+        raise ConfigError(
+            f"{number} clients would be attacked, {counted(samples, 'image')} each, but {whose} has "
+            f"{counted(num_clients, 'client')}; attack at most {num_clients * samples} images, or take more per client"
+        )
+    if opened and number < num_clients:
+        raise ConfigError(
+            f"the server opens the sum of all clients, and {whose} has {num_clients}, but {number} would be attacked; "
+            f"attack {num_clients * samples} images"
+        )
+
+
 def _fresh(settings: Mapping[str, Scalar], number: int, attacked: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return the settings of a round that starts from fresh parameters, with all clients of a data set with client ids.
 
-    A sum that the server opens is of all clients, so that there are only those that are attacked.
+    The other data sets are divided among the clients that are attacked.
     """
     # The noise on records is that of the whole run: the more rounds, the more noise each step needs.
     length: dict[str, Scalar] = {} if settings["dp.epsilon"] else {"num-rounds": 1}
     fresh = {"num-clients": number, "data.partition": "iid", **length, **_strategy(settings).only_round()}
     data = RunConfig.from_flat({**settings, **fresh, **attacked}).data_settings()
     dataset = load_dataset(data.dataset, Path(data.data_root) if data.data_root else None, data.sample_format)
-    if dataset.train.clients is None or attacked["secagg.enabled"]:
+    if dataset.train.clients is None:
         return fresh
     return fresh | {"num-clients": int(dataset.train.clients.max()) + 1 - data.novel_clients}
 

@@ -245,7 +245,7 @@ class MachineConfig(Section):
         "share the received hypernetwork instead of a copy each, with a pre-trained body (`target = lpm-...`), through "
         "which their batches pass together, and on a GPU, where a step is one for all of them. `auto`: up to 10, on a "
         "GPU up to 50 (10 with `hyperfl` and with a pre-trained body), as many as fit into half of the free memory; "
-        "with `deterministic` as many in any case. "
+        "with `deterministic` that many, whatever memory is free. "
         "`one-by-one`: each alone, with results that differ by rounding. With a pre-trained body and on a GPU the "
         "number has an effect on rounding, too; otherwise it has none on results.",
     )

@@ -7,6 +7,7 @@ ended, the requests of one kind are served together.
 Only one thread runs at any time, in a fixed order, so that results do not depend on the threads' timing.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol, TypeVar
@@ -14,6 +15,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 T = TypeVar("T")
+
+LOGGER = logging.getLogger(__name__)
 
 _HERE = threading.local()
 
@@ -114,7 +117,7 @@ def run_in_lockstep(works: Sequence[Callable[[], T]], *, stacks_training: bool =
 
 
 def _run(members: Sequence[Member]) -> None:
-    active = list(members)
+    active, has_warned = list(members), False
     while active:
         for member in active:
             member.go_on()
@@ -125,18 +128,28 @@ def _run(members: Sequence[Member]) -> None:
                 raise TypeError("a member waits for nothing")
             waiting.setdefault((type(member.request), member.request.kind), []).append(member)
         for group in waiting.values():
-            _serve(group)
+            error = _serve(group)
+            if error and len(group) > 1 and not has_warned:
+                LOGGER.warning("%d clients are served one by one where together they fail: %s", len(group), error)
+                has_warned = True
 
 
-def _serve(members: Sequence[Member]) -> None:
-    """Answer the requests of some members together; after an error each alone, so that others than its cause go on."""
+def _serve(members: Sequence[Member]) -> Exception | None:
+    """Answer the requests of some members together; after an error each alone, so that others than its cause go on.
+
+    Returns:
+        The error of all together; None if there was none.
+    """
     requests: list[Any] = [member.request for member in members]
+    failed = None
     try:
         answers = type(requests[0]).serve(requests)
     except Exception as error:  # noqa: BLE001 - each member reports it
+        failed = error
         answers = [error] if len(members) == 1 else [_answer_alone(request, error) for request in requests]
     for member, answer in zip(members, answers, strict=True):
         member.request, member.answer = None, answer
+    return failed
 
 
 def _answer_alone(request: Request, error: Exception) -> Any:  # noqa: ANN401 - what the request is answered with

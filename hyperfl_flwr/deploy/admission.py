@@ -9,6 +9,7 @@ import httpx
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.deploy.keys import read_node_key
 from hyperfl_flwr.deploy.node_settings import NodeAddress
+from hyperfl_flwr.deploy.probe import probe
 from hyperfl_flwr.flower.superlink.fleet_api import Registration, ask_registration
 
 PATIENCE = 90.0
@@ -25,7 +26,7 @@ def wait_for_admission(folder: Path, note: Callable[[str], None], patience: floa
 
     Args:
         folder: Folder of the node.
-        note: Called once with the reason of the wait, or with the address of a SuperLink that does not answer.
+        note: Called once with the reason of the wait, or why a SuperLink does not answer, with its address.
         patience: Longest wait, in seconds.
 
     Raises:
@@ -38,11 +39,10 @@ def wait_for_admission(folder: Path, note: Callable[[str], None], patience: floa
     while True:
         try:
             registration = ask_registration(f"{place.host}:{place.port}", folder / "ca.crt", key, activate=True)
-        except (httpx.TransportError, OSError) as error:
-            note(
-                f"the SuperLink at {place.host}:{place.port} does not answer ({error}); the node tries again until it "
-                f"does; `hyperfl deploy check {folder}` looks for the reason"
-            )
+        except (httpx.TransportError, OSError):
+            answer, found = probe(place.host, place.port, folder / "ca.crt")
+            if answer is None:
+                note(f"{found.text}; {found.remedy}; the node tries again until the SuperLink answers")
             return
         if registration is Registration.UNKNOWN:
             raise StateError(

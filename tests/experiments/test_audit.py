@@ -171,6 +171,11 @@ def test_data_with_client_ids_of_the_working_directory_are_attacked(
     result = CliRunner().invoke(cli, [*words, *options, "--num-images", "4", "--output", "more"])
     assert "4 clients would be attacked, 1 image each, but npz:" in str(result.exception)
     assert "has 3 clients; attack at most 3 images" in str(result.exception)
+    secure = ["--set", "secagg.enabled=true", "--set", "secagg.min-cohort=2"]
+    result = CliRunner().invoke(cli, [*words, *options, *secure, "--num-images", "2", "--output", "sum"])
+    assert "has 3, but 2 would be attacked; attack 3 images" in str(result.exception)
+    novel = {"novel.clients": 1, "dataset": f"npz:{tmp_path / 'mine.npz'}"}
+    assert make_target(settings(method="it-pfl", **novel), Options(num_images=2)).config.num_clients == 2
 
 
 @pytest.mark.parametrize(

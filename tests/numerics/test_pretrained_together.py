@@ -114,8 +114,13 @@ def ahead(target: PretrainedTarget, passes: int) -> Callable[[], float]:
 
 
 @pytest.mark.parametrize("limit", ["memory", "images"])
-def test_an_error_of_the_shared_pass_is_that_of_its_cause(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where several batches are too many for the memory, each client passes alone; one with bad images fails alone."""
+def test_an_error_of_the_shared_pass_is_that_of_its_cause(
+    limit: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Too many batches for the memory pass one by one; a client with bad images fails alone.
+
+    One warning says so.
+    """
     body_features, sizes_of = PretrainedExtractor.body_features, {2: 4, 3: 3, 4: 4}
 
     def limited(extractor: PretrainedExtractor, images: torch.Tensor, sizes: Sequence[int], values: Any) -> Any:
@@ -128,6 +133,9 @@ def test_an_error_of_the_shared_pass_is_that_of_its_cause(limit: str, monkeypatc
     passed: list[int] = []
     monkeypatch.setattr(PretrainedExtractor, "body_features", limited)
     results = run_in_lockstep([training(built("lpm-resnet18"), seed, 2, (size,)) for seed, size in sizes_of.items()])
+    assert [record.message for record in caplog.records if "one by one" in record.message] == [
+        "3 clients are served one by one where together they fail: no room for it"
+    ]
     if limit == "memory":
         assert results == pytest.approx(expected, rel=1e-5)
         assert set(passed) == {1}

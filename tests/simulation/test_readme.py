@@ -55,6 +55,7 @@ def test_make_run(tmp_path: Path) -> None:
                 for seed in (0, 1)
             ]
             assert f"{sum(shares) / 2:.1f} % ({min(shares):.1f} to {max(shares):.1f})" in row
+    assert done.stderr.count("data: 1,347 training samples") == 1  # which all six runs have in common
     assert "340 and 340 test images" in done.stdout
     assert done.stdout.splitlines()[-1] == str(output)
     assert (output / "comparison.png").read_bytes().startswith(b"\x89PNG")
