@@ -107,6 +107,7 @@ def main() -> None:
         except KeyboardInterrupt:
             sys.exit(130)
         pickle.dump(answer, answers)
+    sys.stdout.flush()  # of what the function has printed
     sys.stderr.flush()
     os._exit(0)  # skips Python's shutdown, which takes most of a second with torch
 

@@ -54,7 +54,8 @@ def test_it_is_another_process_and_what_it_prints_goes_to_standard_error() -> No
     process = program("os:getpid")
     out, _ = process.communicate(timeout=PATIENCE)
     assert int(out) != process.pid
-    assert done("builtins:print", "a note") == ("None", "a note\n")
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    assert done("builtins:print", "a note", env=buffered) == ("None", "a note\n")
 
 
 def test_errors_for_users_come_back_as_they_are(tmp_path: Path) -> None:
