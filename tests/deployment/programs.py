@@ -124,6 +124,17 @@ class Program:
                     found.append(pid)
         return found
 
+    def client_app(self) -> int:
+        """Return the only client process, once those of earlier messages have ended."""
+        found: list[int] = []
+
+        def alone() -> bool:
+            found[:] = self.client_apps()
+            return len(found) == 1
+
+        eventually(alone, "a single client process")
+        return found[0]
+
     def workers(self) -> list[int]:
         """Return the node's worker, without the processes of messages, which are forked from it."""
         found = []

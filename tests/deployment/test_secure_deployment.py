@@ -138,7 +138,7 @@ def kill_a_node(story: Story) -> None:
     """Kill node 1 between its upload and the opening of the sum; bring it back when the server has noticed."""
     node = story.made.nodes[1]
     story.wait_for_question(KILLED, 0, 1, 2)
-    (pid,) = story.made.nodes[CAREFUL].client_apps()
+    pid = story.made.nodes[CAREFUL].client_app()
     story.unmasking = Path(f"/proc/{pid}/maps").read_text()
     node.kill9()
     story.may_unmask(KILLED)

@@ -153,7 +153,7 @@ def disturb(story: Story) -> None:
 
 def kill_worker(node: Program) -> None:
     """Kill a node's worker, which ends the process of its message, too."""
-    (worker,), (forked,) = node.workers(), node.client_apps()
+    (worker,), forked = node.workers(), node.client_app()
     os.kill(worker, signal.SIGKILL)
     eventually(lambda: forked not in node.client_apps(), "the end of the message's process")
 
