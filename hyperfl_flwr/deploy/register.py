@@ -1,15 +1,14 @@
 """`hyperfl deploy register`: register the nodes' public keys with the SuperLink."""
 
-import json
 import os
-import subprocess
 from collections.abc import Iterator
 
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.provision import write_connection
 from hyperfl_flwr.deploy.registered_nodes import foreign_nodes, is_unregistered, registered_nodes
-from hyperfl_flwr.launch.flower_env import flower_command, plain_text
+from hyperfl_flwr.launch.flower_commands import FlowerCommands, json_in
+from hyperfl_flwr.launch.flower_env import CONNECTION
 
 KNOWN = "already in use"
 """Part of Flower's error for a key that is already registered."""
@@ -39,30 +38,30 @@ def register(deployment: Deployment) -> Iterator[str]:
     Raises:
         RunFailedError: If the SuperLink does not answer, or refuses a key.
     """
-    environment = commands_environment(deployment)
     for number in range(deployment.num_nodes):
         if is_unregistered(deployment, number):  # before anything is changed: Flower says only "already in use"
             raise RunFailedError(
                 f"node-{number} cannot be registered: its key was replaced before, and Flower never accepts such a key "
                 f"again; its owner must make another one with `hyperfl deploy own-key`"
             )
-    for flower_id in foreign_nodes(deployment):
-        if problem := _supernode(["unregister", str(flower_id), "hyperfl"], environment):
-            raise RunFailedError(f"a replaced key could not be unregistered: {problem}; {_remedy(deployment)}")
-        yield f"Flower's node {flower_id}: unregistered, because its key was replaced"
-    known = registered_nodes(deployment)
-    for number in range(deployment.num_nodes):
-        if number in known:  # saves Flower's command, which takes seconds
-            yield f"node-{number}: is already registered"
-            continue
-        file = deployment.public_key(number)
-        problem = _supernode(["register", str(file), "hyperfl", "--name", f"node-{number}"], environment)
-        if problem == "":
-            yield f"node-{number}: registered"
-        elif KNOWN in problem:
-            yield f"node-{number}: is already registered"
-        else:
-            raise RunFailedError(f"node-{number} could not be registered: {problem}; {_remedy(deployment)}")
+    with FlowerCommands(commands_environment(deployment), deployment.flower_home) as flower:
+        for flower_id in foreign_nodes(deployment):
+            if problem := _problem(flower, "unregister", str(flower_id), CONNECTION):
+                raise RunFailedError(f"a replaced key could not be unregistered: {problem}; {_remedy(deployment)}")
+            yield f"Flower's node {flower_id}: unregistered, because its key was replaced"
+        known = registered_nodes(deployment)
+        for number in range(deployment.num_nodes):
+            if number in known:
+                yield f"node-{number}: is already registered"
+                continue
+            file = deployment.public_key(number).absolute()
+            problem = _problem(flower, "register", str(file), CONNECTION, "--name", f"node-{number}")
+            if problem == "":
+                yield f"node-{number}: registered"
+            elif KNOWN in problem:
+                yield f"node-{number}: is already registered"
+            else:
+                raise RunFailedError(f"node-{number} could not be registered: {problem}; {_remedy(deployment)}")
 
 
 def _remedy(deployment: Deployment) -> str:
@@ -72,18 +71,10 @@ def _remedy(deployment: Deployment) -> str:
     )
 
 
-def _supernode(words: list[str], environment: dict[str, str]) -> str:
+def _problem(flower: FlowerCommands, *words: str) -> str:
     """Register or unregister a key with Flower's command; return the command's error, or an empty text."""
-    done = subprocess.run(
-        [str(flower_command("flwr")), "supernode", *words, "--format", "json"], env=environment,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    text = plain_text(done.stdout)
-    start = text.find("{")  # Flower may print other text before the JSON document
-    try:
-        document = json.JSONDecoder().raw_decode(text[start:])[0] if start >= 0 else {}
-    except ValueError:
-        document = {}
+    printed = flower.run("supernode", *words, "--format", "json")
+    document = json_in(printed)
     if document.get("success") is True:
         return ""
-    return " ".join(str(document.get("error-message", text)).split()) or f"exit code {done.returncode}"
+    return " ".join(str(document.get("error-message", printed)).split()) or "Flower's command printed nothing"

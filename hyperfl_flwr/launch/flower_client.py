@@ -5,10 +5,7 @@ this takes half a millisecond and no import of Flower. Where there is no databas
 called instead; each takes most of a second.
 """
 
-import json
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,25 +13,11 @@ from pathlib import Path
 
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.flower.superlink.database import run_log, run_status, unfinished_runs
+from hyperfl_flwr.launch.flower_commands import FlowerCommands, json_in
 from hyperfl_flwr.launch.flower_env import CONNECTION, plain_text
 
 ASK_SECONDS = 5.0
 """Seconds between two calls of `flwr list`, where a run's status is not read from the database."""
-
-COMMAND_SECONDS = 120.0
-"""Seconds that one of Flower's commands may take; it needs about one."""
-
-_PROGRAM = """
-import json
-import sys
-from importlib.metadata import distribution
-(command,) = distribution("flwr").entry_points.select(group="console_scripts", name="flwr")
-run = command.load()
-if words := sys.stdin.readline():
-    sys.argv = ["flwr", *json.loads(words)]
-    sys.exit(run())
-"""
-"""Flower's command `flwr`, which reads its arguments from standard input once it has imported what it needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,24 +67,17 @@ class FlowerClient:
         *,
         within: Callable[[Sequence[str]], list[str]] = list,
     ) -> None:
-        self._home = home
-        self._within = within
-        self._environment = dict(environment)
+        self._commands = FlowerCommands(environment, home, within)
         self._database = database
         self._status_cache: dict[int, tuple[float, RunStatus]] = {}
-        self._waiting: subprocess.Popen[str] | None = None
 
     def prepare(self) -> None:
         """Start the process of the next command, which imports Flower meanwhile; `close` ends it if none follows."""
-        if self._waiting is None:
-            self._waiting = self._started()
+        self._commands.prepare()
 
     def close(self) -> None:
         """End a process that `prepare` has started and no command has used."""
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None:
-            waiting.kill()
-            waiting.communicate()
+        self._commands.close()
 
     @property
     def reads_database(self) -> bool:
@@ -124,11 +100,11 @@ class FlowerClient:
         """
         words = ["run", str(app.resolve()), CONNECTION, "--run-config", str(run_config.resolve()), "--format", "json"]
         output = self._flwr(*words, *(["--federation-config", federation] if federation else []))
-        document = _json_in(output)
+        document = json_in(output)
         if document.get("success") is not True or not str(document.get("run-id", "")).isdigit():
             # Flower prints warnings before the error, separated by an empty line.
             message = str(document.get("error-message", output)).strip().rpartition("\n\n")[2]
-            raise RunFailedError(f"Flower did not accept the run: {plain_text(message).strip()}")
+            raise RunFailedError(f"Flower did not accept the run: {message.strip()}")
         return int(str(document["run-id"]))
 
     def stop(self, run_id: int) -> None:
@@ -173,7 +149,7 @@ class FlowerClient:
         Flower writes the output of a simulation's process to the SuperLink's database only.
         """
         if not self.reads_database:
-            output = plain_text(self._flwr("log", str(run_id), CONNECTION, "--show"))
+            output = self._flwr("log", str(run_id), CONNECTION, "--show")
             text = output.partition(f"logstream for run_id `{run_id}`\n")[2].removesuffix("\n")
             return text[position:], len(text)
         try:
@@ -189,35 +165,13 @@ class FlowerClient:
     def _ask_status(self, run_id: int) -> RunStatus:
         """Return a run's status from `flwr list`, a second slower than from the database."""
         output = self._flwr("list", CONNECTION, "--run-id", str(run_id), "--format", "json")
-        runs = _json_in(output).get("runs")
+        runs = json_in(output).get("runs")
         if not isinstance(runs, list) or not runs:
             raise RunFailedError(f"The SuperLink does not know the run {run_id}, or does not answer: {output.strip()}")
         details = str(runs[0].get("status-details", ""))
         return RunStatus(status=str(runs[0].get("status", "")), details="" if details == "N/A" else details)
 
     def _flwr(self, *words: str) -> str:
-        """Run a `flwr` command and return its output; with `--format json` it exits with 0 even when it fails."""
-        command, self._waiting = self._waiting or self._started(), None
-        try:
-            return command.communicate(json.dumps(words) + "\n", timeout=COMMAND_SECONDS)[0]
-        except subprocess.TimeoutExpired as error:
-            raise RunFailedError(f"`flwr {words[0]}` did not end within {COMMAND_SECONDS:g} s.") from error
-        finally:
-            if command.poll() is None:
-                command.kill()
-                command.communicate()
-
-    def _started(self) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            self._within([sys.executable, "-P", "-c", _PROGRAM]), env=self._environment, cwd=self._home, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-
-
-def _json_in(text: str) -> dict[str, object]:
-    """Return the JSON object in a command's output; a user's first call prints other text before it."""
-    try:
-        document = json.JSONDecoder().raw_decode(text[text.index("{") :])[0]
-    except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}
+        """Run a `flwr` command and return its output."""
+        with self._commands:  # the next one comes in minutes, if at all
+            return self._commands.run(*words)
