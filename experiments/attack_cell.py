@@ -30,10 +30,10 @@ from hyperfl_flwr.audit.target import local_epochs_setting, make_target
 from hyperfl_flwr.config.refusals import explain
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.sections import AuditConfig
+from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.launch.node_numbers import suitable_for_reduction
 from hyperfl_flwr.metrics.images import Lpips

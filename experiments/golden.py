@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.study import FOLDER
+from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.runs.run_directory import read_manifest
 
 FILE = FOLDER / "expected" / "golden.json"

@@ -30,10 +30,10 @@ from experiments.runner import (
     without_machine_settings,
 )
 from experiments.study import FOLDER, Cell, Study
+from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.similar_names import nearest
-from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.core.tasks import TASKS
 from hyperfl_flwr.core.user_code import ENTRIES
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics

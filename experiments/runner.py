@@ -21,9 +21,9 @@ from experiments.claims import TAKEN, alone, claimed, is_foreign
 from experiments.study import Cell, Study
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.table import RESULT_NEUTRAL, with_defaults
+from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.launch.app_bundle import worker_environment
 from hyperfl_flwr.models.provenance import changed_sources
 from hyperfl_flwr.runs.run_directory import read_manifest, trained_settings

@@ -39,7 +39,7 @@ class PublicKnowledge:
     """Architecture, normalisation and hyper-parameters of a run, which the server sets or reads in the code.
 
     Attributes:
-        target: Name of the target network, see `hyperfl_flwr.models.targets.TARGETS`.
+        target: Name of the target network, see `hyperfl_flwr.models.names.TARGETS`.
         input_shape: Shape (channels, height, width) of an image; the attacks search for images.
         num_classes: Number K of classes.
         mean: Mean of each channel, subtracted from pixels in [0, 1].

@@ -19,8 +19,8 @@ from hyperfl_flwr.audit.property_results import (
 from hyperfl_flwr.audit.property_views import VIEWS
 from hyperfl_flwr.audit.shadow_runs import Arrays
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.plurals import counted
-from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.pages.figures import captioned
 from hyperfl_flwr.pages.render import Settings, percent, plain, write_page

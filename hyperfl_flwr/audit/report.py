@@ -14,8 +14,8 @@ from hyperfl_flwr.audit.audit import AttackResult, images_of
 from hyperfl_flwr.audit.pictures import MOST_DECIBELS, PictureRow, draw_rows, picture_rows
 from hyperfl_flwr.audit.record_round import AttackedRound
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.plurals import counted
-from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.methods import METHODS

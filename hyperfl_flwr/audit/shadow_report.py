@@ -20,8 +20,8 @@ from hyperfl_flwr.audit.shadow_results import (
 from hyperfl_flwr.audit.shadow_runs import Arrays
 from hyperfl_flwr.audit.shadow_views import view_title
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.plurals import counted
-from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.pages.figures import captioned
 from hyperfl_flwr.pages.render import Settings, plain, write_page

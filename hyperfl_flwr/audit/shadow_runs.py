@@ -21,9 +21,10 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.audit.shadow_data import LEAST_FEDERATIONS, GameData
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.storage import read_arrays, write_arrays, write_atomically
+from hyperfl_flwr.core.storage import read_arrays, write_arrays
 from hyperfl_flwr.core.tasks import CLASSIFICATION
 from hyperfl_flwr.models.provenance import find_sources, use_weights
 from hyperfl_flwr.protocol.secure_sums.thresholds import MOST_NODES

@@ -17,6 +17,7 @@ from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import CLASSIFICATION
 from hyperfl_flwr.launch.console import err, out, parse_setting
+from hyperfl_flwr.launch.early_check import check_early
 
 if TYPE_CHECKING:
     from hyperfl_flwr.attacks.optimiser_loop import Progress as OnProgress
@@ -99,6 +100,11 @@ def run_audit(
     ] = None,
 ) -> None:
     """Attack a client's upload and compare the result with its images; prints the verdicts and the report's path."""
+    changes: dict[str, Scalar] = dict(parse_setting(text) for text in set_ or ())
+    named = {"method": method, "dataset": dataset}
+    local: dict[str, Scalar] = {"batch-size": batch_size, "local-epochs": local_epochs}
+    if checkpoint is None and recorded is None:
+        check_early({key: value for key, value in {**named, **local, **changes}.items() if value is not None})
     from hyperfl_flwr.audit.audit import audit
     from hyperfl_flwr.audit.chosen import chosen_attacks
     from hyperfl_flwr.audit.options import Options
@@ -115,10 +121,8 @@ def run_audit(
         num_images=num_images, samples=samples, labels_known=labels_known, iterations=iterations, restarts=restarts,
         total_variation=total_variation, summed=summed, by_neighbours=by_neighbours, cheating=cheating, prior=prior,
     )  # fmt: skip
-    changes: dict[str, Scalar] = dict(parse_setting(text) for text in set_ or ())
     if data_root is not None:
         changes["data-root"] = str(data_root.absolute())
-    named = {"method": method, "dataset": dataset}
     observed: ObservationFiles | None = None
     if by_neighbours:
         others = {"--recorded": recorded, "--checkpoint": checkpoint, "--summed": summed, "--prior": prior}
@@ -130,7 +134,6 @@ def run_audit(
         target = replace(target, prior=prior, labels_known=labels_known)
         options = replace(options, summed=target.summed)  # a run with secure sums has recorded a sum
     else:
-        local: dict[str, Scalar] = {"batch-size": batch_size, "local-epochs": local_epochs}
         target = _fresh_target(named, local, changes, options, checkpoint)
     chosen_attacks(options.attacks, target)  # fail before loading weights and drawing bars
     lpips = None if lpips_weights is None else Lpips(lpips_weights, resolve_device(target.config.device))
@@ -203,7 +206,7 @@ def run_descriptors(
 ) -> None:
     """Estimate novel clients' label shares from their descriptors, with controls; prints means and the file's path."""
     from hyperfl_flwr.audit.descriptors import measure_descriptors
-    from hyperfl_flwr.core.storage import write_atomically
+    from hyperfl_flwr.core.atomic_files import write_atomically
     from hyperfl_flwr.runs.run_directory import refuse_used_directory, unused_directory
 
     output = (output or unused_directory(Path("runs/descriptors"))).absolute()

@@ -49,8 +49,8 @@ def run_predict(
     weights: Weights = None,
 ) -> None:
     """Predict samples; prints the accuracy, or R², if labels are known, and the CSV file's path."""
+    from hyperfl_flwr.core.atomic_files import write_atomically
     from hyperfl_flwr.core.device import resolve_device
-    from hyperfl_flwr.core.storage import write_atomically
     from hyperfl_flwr.metrics.predictions import predict
     from hyperfl_flwr.models.provenance import use_weights
     from hyperfl_flwr.models.standalone import read_model

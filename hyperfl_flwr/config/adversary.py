@@ -125,9 +125,7 @@ class AdversaryConfig(Section):
         Raises:
             ConfigError: If a share above 0 is no whole node, a number is none of the run's nodes, or all nodes lie.
         """
-        from hyperfl_flwr.core.rng import (
-            numpy_generator,  # deferred: imports torch, which listing settings does not need
-        )
+        from hyperfl_flwr.core.rng import numpy_generator  # deferred: imports numpy
 
         if self.nodes != "auto":
             liars = sorted(set(map(int, self.nodes.split(","))))

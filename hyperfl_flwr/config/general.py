@@ -34,6 +34,7 @@ from hyperfl_flwr.data.sample_format import (
 )
 from hyperfl_flwr.data.sample_weights import parse_class_weights
 from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.models.names import TARGETS
 from hyperfl_flwr.models.pretrained.names import NAMED, is_pretrained, parse
 
 
@@ -143,8 +144,6 @@ class FederationConfig(Section):
     @field_validator("target")
     @classmethod
     def _target(cls, value: str) -> str:
-        from hyperfl_flwr.models.targets import TARGETS  # deferred: imports torch, which listing settings does not need
-
         if is_pretrained(value):
             parse(value)
             return value
@@ -163,7 +162,7 @@ class FederationConfig(Section):
     @field_validator("dataset")
     @classmethod
     def _dataset(cls, value: str) -> str:
-        from hyperfl_flwr.data.registry import DATASETS  # deferred: imports torch
+        from hyperfl_flwr.data.registry import DATASETS  # deferred: imports numpy, which listing settings does not need
 
         if not is_local_data(value):
             if hint := path_hint(value):

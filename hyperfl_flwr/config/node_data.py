@@ -23,7 +23,7 @@ def owners_data(value: str, context: Mapping[str, Any] | None) -> str:
         kind, _, path = value.partition(":")
         return f"{kind}:{placed(path, context)}"
     if value:
-        from hyperfl_flwr.data.registry import DATASETS  # deferred: imports torch
+        from hyperfl_flwr.data.registry import DATASETS  # deferred: imports numpy, which listing settings does not need
 
         if value not in DATASETS:
             hint = path_hint(value) or nearest(value, DATASETS) or f"; for a folder of images write folder:{value}"

@@ -31,6 +31,7 @@ from hyperfl_flwr.core.tasks import CLASSIFICATION, REGRESSION, TASKS
 from hyperfl_flwr.data.sample_format import SampleFormat, parse_classes, parse_normalisation, parse_shape, parse_window
 from hyperfl_flwr.data.sample_weights import Weighting
 from hyperfl_flwr.methods import METHODS, method_sections
+from hyperfl_flwr.models.names import TARGETS
 
 if TYPE_CHECKING:
     from hyperfl_flwr.data.federated_data import DataSettings
@@ -84,8 +85,6 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
     def _known_targets(self) -> Self:
         names = METHODS[self.method].targets(self)
         if names:
-            from hyperfl_flwr.models.targets import TARGETS  # deferred: imports torch
-
             for name in names:
                 if name not in TARGETS:
                     raise ValueError(

@@ -56,9 +56,7 @@ _AS_TEXT = BeforeValidator(lambda value: str(value) if type(value) in (int, floa
 
 
 def _corruptions(text: str) -> str:
-    from hyperfl_flwr.data.corruptions import (
-        CORRUPTIONS,  # deferred: imports torch, which listing settings does not need
-    )
+    from hyperfl_flwr.data.corruptions import CORRUPTIONS  # deferred: imports numpy
 
     return _texts(f"none or {', '.join(CORRUPTIONS)}", lambda name: name in ("none", *CORRUPTIONS))(text)
 

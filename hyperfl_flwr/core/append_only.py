@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from hyperfl_flwr.core.storage import sync_folder
+from hyperfl_flwr.core.atomic_files import sync_folder
 
 
 @contextlib.contextmanager

@@ -5,9 +5,12 @@ numbers names its purpose. The same seed and purpose give the same numbers on ev
 """
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def seed_for(seed: int, *path: str | int) -> int:
@@ -29,6 +32,8 @@ def numpy_generator(seed: int, *path: str | int) -> np.random.Generator:
     return np.random.default_rng(seed_for(seed, *path))
 
 
-def torch_generator(seed: int, *path: str | int) -> torch.Generator:
+def torch_generator(seed: int, *path: str | int) -> "torch.Generator":
     """Return a CPU torch generator for one purpose, see `seed_for`."""
+    import torch  # deferred: data sets, which settings are checked against, are described without it
+
     return torch.Generator().manual_seed(seed_for(seed, *path))

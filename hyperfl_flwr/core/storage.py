@@ -1,22 +1,20 @@
-"""Store arrays on disk: atomic writes, and checked reads without pickle.
+"""Store arrays on disk: atomic writes (`hyperfl_flwr.core.atomic_files`), and checked reads without pickle.
 
 The format is numpy's npz without compression. It is a zip archive, in which checksums reveal damage.
 """
 
 import contextlib
-import errno
 import json
-import os
-import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from hyperfl_flwr.core.atomic_files import replacement
 from hyperfl_flwr.core.checked_files import array_bytes, check_members, open_archive, read_array, read_member
 from hyperfl_flwr.core.errors import StateError
 
@@ -25,15 +23,9 @@ Arrays = dict[str, NDArray[Any]]
 _META = "meta.json"
 
 
-def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Replace the content of a file; readers see either the old or the new content in full, even after a crash."""
-    with _replacement(path, mode) as file:
-        file.write(data)
-
-
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], *, mode: int = 0o644) -> None:
     """Write arrays and a dict of JSON values to one file, atomically; the file is on disk when this returns."""
-    with _replacement(path, mode) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+    with replacement(path, mode) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(_META, json.dumps({"arrays": list(arrays), "meta": meta}))
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -63,7 +55,7 @@ def write_npz(path: Path, arrays: Mapping[str, NDArray[Any] | Pieces], *, mode: 
     Raises:
         ValueError: If pieces do not have the declared number of rows.
     """
-    with _replacement(path, mode) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+    with replacement(path, mode) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, array in arrays.items():
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                 if not isinstance(array, Pieces):
@@ -103,30 +95,6 @@ def stored_bytes(path: Path) -> dict[str, int]:
         return {key: array_bytes(archive, name) for key, name in names.items()}
 
 
-def leftovers(folder: Path, pattern: str) -> list[Path]:
-    """Return the temporary files of writers that were killed or still run; `pattern` matches the final file names."""
-    return sorted(folder.glob(f".{pattern}.*"))
-
-
-def is_full(error: BaseException) -> bool:
-    """Return whether an error says that a disk, a quota or a file has no room."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def unwritable(folder: Path, error: OSError, num_bytes: int = 0) -> str:
-    """Return a message for the user: why something could not be written to a folder, and what to do.
-
-    Args:
-        folder: The folder.
-        error: The error.
-        num_bytes: Size of the file; 0 if it is not known.
-    """
-    if is_full(error):
-        room = f"at least {num_bytes} bytes" if num_bytes else "space on it"
-        return f"the disk of {folder} is full ({error.strerror}); free {room}"
-    return f"cannot write to {folder} ({error.strerror or error}); check its permissions and its disk"
-
-
 def _document(archive: zipfile.ZipFile) -> tuple[dict[str, str], dict[str, Any]]:
     """Return the archive member of each array, by the array's name, and the meta data."""
     document = json.loads(read_member(archive, _META))
@@ -147,40 +115,3 @@ def _checked(path: Path) -> Iterator[None]:
         raise StateError(
             f"{path} is damaged ({type(error).__name__}: {error}); restore it from a copy or start a new run"
         ) from error
-
-
-@contextlib.contextmanager
-def _replacement(path: Path, mode: int) -> Iterator[IO[bytes]]:
-    """Open a temporary file that replaces `path` at the end, or is removed after an exception."""
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        error.filename = str(path)  # the message must name the user's file, not the temporary one
-        raise
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            # The content must be on disk before the rename: after a power failure the new name could hold no data.
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(mode)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    # The rename itself is durable only after the folder is synced.
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names of a folder's files durable.
-
-    Raises:
-        OSError: If the folder cannot be opened or synced.
-    """
-    directory = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -8,12 +8,16 @@ The transforms are torchvision's, for images with values in [0, 1]; values brigh
 """
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from hyperfl_flwr.core.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Transform = Callable[[Tensor, float], Tensor]
 
 CORRUPTIONS: dict[str, tuple[float, float]] = {
     "blur": (0.1, 2.0),
@@ -26,8 +30,6 @@ CORRUPTIONS: dict[str, tuple[float, float]] = {
 pixels (blur), degrees anticlockwise (rotation; nearest pixel, uncovered pixels are black), or factors."""
 
 KERNEL_SIZE = 7
-
-Transform = Callable[[Tensor, float], Tensor]
 
 
 def require_corruption(name: str, channels: int) -> None:
@@ -50,8 +52,8 @@ def require_corruption(name: str, channels: int) -> None:
 
 
 def corrupted(
-    images: Tensor, name: str, rng: np.random.Generator, *, mean: Sequence[float], std: Sequence[float]
-) -> Tensor:
+    images: "Tensor", name: str, rng: np.random.Generator, *, mean: Sequence[float], std: Sequence[float]
+) -> "Tensor":
     """Corrupt images, each with a separate random parameter.
 
     Args:
@@ -67,6 +69,8 @@ def corrupted(
     Raises:
         DataError: See `require_corruption`.
     """
+    import torch  # deferred: settings are checked against the names without it
+
     require_corruption(name, images.shape[1])
     parameters = rng.uniform(*CORRUPTIONS[name], size=len(images))
     if not len(images):
@@ -80,7 +84,7 @@ def corrupted(
     return (changed - shift) / scale
 
 
-def _transform(name: str) -> Transform:
+def _transform(name: str) -> "Transform":
     from torchvision.transforms import functional  # deferred: the import takes a second, and few processes need it
 
     if name == "blur":

@@ -15,6 +15,7 @@ from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.superlink import DeployedSuperLink
 from hyperfl_flwr.launch import subprocess_call
 from hyperfl_flwr.launch.app_bundle import build_app
+from hyperfl_flwr.launch.early_check import check_early
 from hyperfl_flwr.launch.follow import POLL_SECONDS, Platform, ReadyRun, RunCallbacks, follow, with_resume_hint
 from hyperfl_flwr.launch.other_accounts import deployment_warning
 from hyperfl_flwr.launch.plans import Plan
@@ -36,6 +37,7 @@ def deployment(folder: Path | str) -> Platform:
 
     @contextlib.contextmanager
     def ready(changes: Mapping[str, Scalar]) -> Iterator[ReadyRun]:
+        check_early(changes)
         planned: Plan = subprocess_call.call_in_subprocess(
             "hyperfl_flwr.launch.planning:plan_deployed", place.num_nodes, changes
         )

@@ -8,7 +8,6 @@ process of `flwr-clientapp` does. The worker itself never runs code of an app, a
 
 import contextlib
 import ctypes
-import gc
 import importlib
 import multiprocessing
 import os
@@ -28,9 +27,10 @@ from secrets import token_bytes
 from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
+from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.package_guard import ALL
-from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.core.quick_imports import quick_imports
 
 if TYPE_CHECKING:
     from hyperfl_flwr.flower.node_tasks import NodeTasks, Task
@@ -165,10 +165,9 @@ def pause(idle: float, *, is_busy: bool) -> float:
 
 def preload() -> None:
     """Import what handles messages; each message imports this project's own modules again, from its app's bundle."""
-    for name in PRELOADED:
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # the collector of a forked process would otherwise write to, and so copy, all of these objects
+    with quick_imports():
+        for name in PRELOADED:
+            importlib.import_module(name)
 
 
 def start(handle: Callable[[], NoReturn]) -> BaseProcess:

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hyperfl_flwr.core.atomic_files import is_full, unwritable, write_atomically
 from hyperfl_flwr.core.errors import HyperFLError
+from hyperfl_flwr.core.quick_imports import quick_imports
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.storage import is_full, unwritable, write_atomically
 from hyperfl_flwr.launch.in_process_engine import POLL_SECONDS, answer_file
 from hyperfl_flwr.launch.subprocess_call import call_here
 
@@ -68,11 +69,12 @@ def _called(name: str, *arguments: object) -> tuple[bool, object]:
 
 def _problem_of(settings: Mapping[str, Scalar], num_nodes: int) -> str:
     """Train a run and return the reason of its failure; empty if it succeeded."""
-    from hyperfl_flwr.app.client import app  # deferred: a function that is called may not need torch
-    from hyperfl_flwr.app.server import run
-    from hyperfl_flwr.config.run_config import RunConfig
-    from hyperfl_flwr.models.provenance import find_sources
-    from hyperfl_flwr.server.in_process_grid import InProcessGrid
+    with quick_imports():
+        from hyperfl_flwr.app.client import app  # deferred: a function that is called may not need torch
+        from hyperfl_flwr.app.server import run
+        from hyperfl_flwr.config.run_config import RunConfig
+        from hyperfl_flwr.models.provenance import find_sources
+        from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
     try:
         find_sources(settings, Path(str(settings["resume"])) if settings["resume"] else None)

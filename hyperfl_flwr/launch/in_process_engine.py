@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.launch import processes
 from hyperfl_flwr.launch.app_bundle import worker_environment
 from hyperfl_flwr.launch.flower_client import RunStatus

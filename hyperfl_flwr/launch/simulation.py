@@ -14,6 +14,7 @@ from hyperfl_flwr.launch.app_bundle import build_app
 from hyperfl_flwr.launch.cluster import Cluster, parse_address
 from hyperfl_flwr.launch.cluster_run import launch_on_cluster
 from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots
+from hyperfl_flwr.launch.early_check import check_early
 from hyperfl_flwr.launch.early_superlink import EarlySuperLink
 from hyperfl_flwr.launch.flower_env import federation_config
 from hyperfl_flwr.launch.follow import Platform, ReadyRun, RunCallbacks, follow, with_resume_hint
@@ -37,11 +38,13 @@ def simulation(num_nodes: int | None = None, engine: str = AUTO, ray_address: st
     def ready(changes: Mapping[str, Scalar]) -> Iterator[ReadyRun]:
         if engine == RAY or ray_address is not None:
             with EarlySuperLink(wanted=ray_address is None) as superlink:
+                check_early(changes)
                 cluster = found_cluster(ray_address)
                 planned = subprocess_call.call_in_subprocess(PLAN, changes, num_nodes, engine, cluster)
                 yield ReadyRun(plan=planned, launch=partial(launch, planned, superlink=superlink))
             return
         with InProcessEngine() as process:
+            check_early(changes)
             planned = process.call(PLAN, changes, num_nodes, engine)
             if planned.engine == IN_PROCESS:
                 yield ReadyRun(plan=planned, launch=partial(launch_in_process, planned, process=process))

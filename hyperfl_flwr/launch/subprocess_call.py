@@ -17,6 +17,7 @@ import threading
 from typing import Any
 
 from hyperfl_flwr.core.errors import HyperFLError, RunFailedError
+from hyperfl_flwr.core.quick_imports import quick_imports
 
 END_SECONDS = 5.0
 """Seconds that an interrupted subprocess may take to remove its temporary files."""
@@ -63,7 +64,9 @@ def call_in_subprocess(name: str, *arguments: object) -> Any:  # noqa: ANN401 - 
 def call_here(name: str, *arguments: object) -> Any:  # noqa: ANN401 - as the function
     """Call a function by its name."""
     module, _, function = name.partition(":")
-    return getattr(importlib.import_module(module), function)(*arguments)
+    with quick_imports():
+        called = getattr(importlib.import_module(module), function)
+    return called(*arguments)
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:

@@ -5,15 +5,17 @@ and a linear `classifier` with parameters phi. The CNNs are those of the paper's
 shapes of its public code. Perceptrons take feature vectors (D,) as well as images (C, H, W).
 """
 
+import importlib
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from hyperfl_flwr.models.custom.network import build_custom
 from hyperfl_flwr.models.layers.dropout import Dropout
+from hyperfl_flwr.models.names import TARGETS
 from hyperfl_flwr.models.pretrained.names import NAMED, is_pretrained
 from hyperfl_flwr.models.pretrained.network import build_pretrained
 from hyperfl_flwr.models.resnet import RESNET_FEATURES, RESNET_SMALLEST, resnet18_extractor
@@ -221,15 +223,6 @@ def build_resnet18(input_shape: tuple[int, ...], num_classes: int) -> Target:
         return Target(resnet18_extractor(channels), nn.Linear(RESNET_FEATURES, num_classes))
 
 
-TARGETS: Mapping[str, Callable[[tuple[int, ...], int], Target]] = {
-    "cnn": build_cnn,
-    "lenet": build_lenet,
-    "mlp": build_mlp,
-    "mlp-500": build_mlp_500,
-    "resnet18": build_resnet18,
-}
-"""Builders of the target networks by name."""
-
 PERCEPTRONS = frozenset({"mlp", "mlp-500"})
 """Names of the target networks that take feature vectors."""
 
@@ -238,8 +231,9 @@ def build_target(name: str, input_shape: tuple[int, ...], num_classes: int) -> T
     """Build a target network on the meta device.
 
     Args:
-        name: One of `TARGETS`, a name of a network on a pre-trained body, see `hyperfl_flwr.models.pretrained.names`,
-            or `package.module:factory` of a user-supplied network, see `hyperfl_flwr.models.custom.network`.
+        name: One of `hyperfl_flwr.models.names.TARGETS`, a name of a network on a pre-trained body, see
+            `hyperfl_flwr.models.pretrained.names`, or `package.module:factory` of a user-supplied network, see
+            `hyperfl_flwr.models.custom.network`.
         input_shape: (channels, height, width), or (D,) of feature vectors.
         num_classes: Number of classes K.
 
@@ -253,4 +247,6 @@ def build_target(name: str, input_shape: tuple[int, ...], num_classes: int) -> T
         return build_custom(name, input_shape, num_classes)
     if name not in TARGETS:
         raise ValueError(f"unknown target network {name!r}; known: {', '.join([*TARGETS, *NAMED])}")
-    return TARGETS[name](input_shape, num_classes)
+    module, _, function = TARGETS[name].partition(":")
+    built: Target = getattr(importlib.import_module(module), function)(input_shape, num_classes)
+    return built

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from hyperfl_flwr.core.atomic_files import unwritable
 from hyperfl_flwr.core.errors import StateError
-from hyperfl_flwr.core.storage import Arrays, read_arrays, unwritable, write_arrays
+from hyperfl_flwr.core.storage import Arrays, read_arrays, write_arrays
 from hyperfl_flwr.core.tasks import TASKS
 from hyperfl_flwr.core.user_code import user_code_in
 from hyperfl_flwr.models.model_spec import TargetRecipe

@@ -13,9 +13,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.core.tasks import Task
 
 TEMPLATES = Path(__file__).parent / "templates"

@@ -8,7 +8,8 @@ from torch import nn
 
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.layers.dropout import Dropout, has_dropout, seed_dropout, without_dropout
-from hyperfl_flwr.models.targets import PERCEPTRONS, TARGETS, build_target
+from hyperfl_flwr.models.names import TARGETS
+from hyperfl_flwr.models.targets import PERCEPTRONS, build_target
 
 
 def layer(seed: int = 0, probability: float = 0.2) -> Dropout:

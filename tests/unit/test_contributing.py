@@ -33,8 +33,10 @@ from hyperfl_flwr.data.sources.torchvision import TorchvisionFiles, grey_images
 from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint
 from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.models import targets
+from hyperfl_flwr.models.names import TARGETS
 from hyperfl_flwr.models.target import Target
-from hyperfl_flwr.models.targets import TARGETS, build_target
+from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.runs.observation import Observation
 from hyperfl_flwr.runs.run_directory import read_manifest
 
@@ -231,7 +233,8 @@ def test_a_target_needs_no_more_than_its_builder_and_a_row(federate: Federate, m
         extractor = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(input_shape)), 4, device="meta"))
         return Target(extractor, nn.Linear(4, num_classes, device="meta"))
 
-    monkeypatch.setitem(TARGETS, "mine", build_mine)  # type: ignore[arg-type]
+    monkeypatch.setattr(targets, "build_mine", build_mine, raising=False)
+    monkeypatch.setitem(TARGETS, "mine", "hyperfl_flwr.models.targets:build_mine")  # type: ignore[arg-type]
     run = federate("fedrep", num_clients=2, target="mine")
     assert json.loads((run / "summary.json").read_text())["bytes_up_per_client_round"] == (64 + 1) * 4 * 4
     assert isinstance(build_target("mine", (1, 8, 8), 10), Target)

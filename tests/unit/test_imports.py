@@ -16,7 +16,7 @@ from strategies.pfedhn import PFedHN
     ("modules", "not_needed"),
     [
         ("hyperfl_flwr.app.client", "flwr.superlink.grid, matplotlib, ray, scipy, sklearn"),
-        ("hyperfl_flwr.cli.main", "flwr, matplotlib, pydantic, torch"),
+        ("hyperfl_flwr.cli.main", "flwr, matplotlib, numpy, pydantic, torch"),
         ("hyperfl_flwr.methods, hyperfl_flwr.config.run_config", "flwr, matplotlib, scipy, torch"),
         (
             "hyperfl_flwr.deploy.provision, hyperfl_flwr.deploy.register, "

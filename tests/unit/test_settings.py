@@ -15,7 +15,7 @@ from hyperfl_flwr.core.toml_files import flatten
 from hyperfl_flwr.data.corruptions import CORRUPTIONS
 from hyperfl_flwr.data.partition.registry import PARTITIONS
 from hyperfl_flwr.methods import METHODS, method_sections
-from hyperfl_flwr.models.targets import TARGETS
+from hyperfl_flwr.models.names import TARGETS
 
 SCRIPT = ROOT / "scripts" / "generate_settings.py"
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.core.atomic_files import unwritable, write_atomically
 from hyperfl_flwr.core.errors import StateError
-from hyperfl_flwr.core.storage import read_arrays, stored_bytes, unwritable, write_arrays, write_atomically
+from hyperfl_flwr.core.storage import read_arrays, stored_bytes, write_arrays
 from hyperfl_flwr.launch import in_process_app
 
 ARRAYS = {"group/a": np.arange(6, dtype=np.float32).reshape(2, 3), "group/b": np.array([-1], np.int64)}

@@ -1,0 +1,87 @@
+"""Replace files atomically and durably, and explain why one could not be written; without numpy.
+
+A command that only writes text need not wait until numpy is imported.
+"""
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Replace the content of a file; readers see either the old or the new content in full, even after a crash."""
+    with replacement(path, mode) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def replacement(path: Path, mode: int) -> Iterator[IO[bytes]]:
+    """Open a temporary file that replaces `path` at the end of a `with` block, or is removed after an exception.
+
+    Args:
+        path: The file to replace or create, in an existing folder.
+        mode: Its permissions.
+
+    Raises:
+        OSError: If it cannot be written, with its name.
+    """
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        error.filename = str(path)  # the message must name the user's file, not the temporary one
+        raise
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            # The content must be on disk before the rename: after a power failure the new name could hold no data.
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(mode)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    # The rename itself is durable only after the folder is synced.
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names of a folder's files durable.
+
+    Raises:
+        OSError: If the folder cannot be opened or synced.
+    """
+    directory = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def leftovers(folder: Path, pattern: str) -> list[Path]:
+    """Return the temporary files of writers that were killed or still run; `pattern` matches the final file names."""
+    return sorted(folder.glob(f".{pattern}.*"))
+
+
+def is_full(error: BaseException) -> bool:
+    """Return whether an error says that a disk, a quota or a file has no room."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def unwritable(folder: Path, error: OSError, num_bytes: int = 0) -> str:
+    """Return a message for the user: why something could not be written to a folder, and what to do.
+
+    Args:
+        folder: The folder.
+        error: The error.
+        num_bytes: Size of the file; 0 if it is not known.
+    """
+    if is_full(error):
+        room = f"at least {num_bytes} bytes" if num_bytes else "space on it"
+        return f"the disk of {folder} is full ({error.strerror}); free {room}"
+    return f"cannot write to {folder} ({error.strerror or error}); check its permissions and its disk"
