@@ -4,13 +4,15 @@ import sys
 
 from hyperfl_flwr.core.errors import HyperFLError
 from hyperfl_flwr.core.package_guard import ALL, refuse_foreign_packages
+from hyperfl_flwr.core.quick_imports import quick_imports
 
 
 def main() -> None:
     """Run the command line; a problem that the user can act on ends it with one message and its exit code."""
     try:
         refuse_foreign_packages(ALL)
-        from hyperfl_flwr.cli.main import cli  # only now, since it imports the packages that were checked
+        with quick_imports():
+            from hyperfl_flwr.cli.main import cli  # only now, since it imports the packages that were checked
 
         cli()
     except HyperFLError as error:

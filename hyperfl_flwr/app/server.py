@@ -11,6 +11,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+import hyperfl_flwr.core.quick_torch  # noqa: F401
 from hyperfl_flwr.app.adversary import adversary_problem
 from hyperfl_flwr.app.joining import open_joinable
 from hyperfl_flwr.app.methods import check_run, client_of, new_strategy

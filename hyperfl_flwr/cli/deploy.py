@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from hyperfl_flwr.cli.groups import ListedCommands
+from hyperfl_flwr.core.quick_imports import quick_imports
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.launch.console import err, out, parse_setting
 from hyperfl_flwr.launch.findings import as_json, exit_code, print_finding
@@ -236,7 +237,8 @@ def run_node_arguments(
     with_worker: Annotated[bool, typer.Option("--with-worker", help="If node.toml allows it, for a worker.")] = False,
 ) -> None:
     """Print the arguments that start.sh adds to the SuperNode's command, once the SuperLink accepts the node."""
-    from hyperfl_flwr.deploy.admission import wait_for_admission
+    with quick_imports():
+        from hyperfl_flwr.deploy.admission import wait_for_admission
     from hyperfl_flwr.deploy.node_settings import node_arguments, read_settings
     from hyperfl_flwr.deploy.worker import is_possible, supernode_arguments
 

@@ -64,9 +64,10 @@ def call_in_subprocess(name: str, *arguments: object) -> Any:  # noqa: ANN401 - 
 def call_here(name: str, *arguments: object) -> Any:  # noqa: ANN401 - as the function
     """Call a function by its name."""
     module, _, function = name.partition(":")
-    with quick_imports():
-        called = getattr(importlib.import_module(module), function)
-    return called(*arguments)
+    if module not in sys.modules:
+        with quick_imports():
+            importlib.import_module(module)
+    return getattr(sys.modules[module], function)(*arguments)
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:

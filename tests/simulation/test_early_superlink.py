@@ -16,8 +16,8 @@ def parts(superlink: LocalSuperLink) -> list[int]:
     """Return the ids of a SuperLink's processes, with that of the Flower command that waits for its arguments."""
     client = superlink._client
     assert client is not None
-    assert client._waiting is not None
-    return [client._waiting.pid, *(process.pid for process in superlink._below())]
+    assert client._commands._process is not None
+    return [client._commands._process.pid, *(process.pid for process in superlink._below())]
 
 
 def test_it_ends_at_once_without_a_run_and_another_one_starts_after_it() -> None:
