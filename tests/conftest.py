@@ -68,9 +68,13 @@ def pytest_configure() -> None:
 
 def pytest_collection_finish() -> None:
     """Let Python collect garbage again, but not among what is imported: each full collection would visit it in vain."""
-    gc.collect()
     gc.freeze()
     gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    """Let Python collect what is imported at its end; else triton, which torchvision imports, reports it as leaked."""
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -38,13 +38,14 @@ def register(deployment: Deployment) -> Iterator[str]:
     Raises:
         RunFailedError: If the SuperLink does not answer, or refuses a key.
     """
+    environment = commands_environment(deployment)
     for number in range(deployment.num_nodes):
         if is_unregistered(deployment, number):  # before anything is changed: Flower says only "already in use"
             raise RunFailedError(
                 f"node-{number} cannot be registered: its key was replaced before, and Flower never accepts such a key "
                 f"again; its owner must make another one with `hyperfl deploy own-key`"
             )
-    with FlowerCommands(commands_environment(deployment), deployment.flower_home) as flower:
+    with FlowerCommands(environment, deployment.flower_home) as flower:
         for flower_id in foreign_nodes(deployment):
             if problem := _problem(flower, "unregister", str(flower_id), CONNECTION):
                 raise RunFailedError(f"a replaced key could not be unregistered: {problem}; {_remedy(deployment)}")

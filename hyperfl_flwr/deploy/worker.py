@@ -8,6 +8,7 @@ process of `flwr-clientapp` does. The worker itself never runs code of an app, a
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import multiprocessing
 import os
@@ -168,6 +169,7 @@ def preload() -> None:
     with quick_imports():
         for name in PRELOADED:
             importlib.import_module(name)
+    gc.freeze()  # the collector of a forked process would otherwise write to, and so copy, all of these objects
 
 
 def start(handle: Callable[[], NoReturn]) -> BaseProcess:

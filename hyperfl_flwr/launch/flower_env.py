@@ -33,7 +33,7 @@ _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _SETTINGS = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",  # each takes 0.02 s of processor time, as long as the run lasts
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",  # seconds; a poll takes 0.02 s of processor time
     "FLWR_TELEMETRY_ENABLED": "0",
     "MKL_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
