@@ -11,6 +11,7 @@ from hyperfl_flwr.audit.by_network import check_knowledge
 from hyperfl_flwr.audit.neighbour_view import attackable_clients
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import AttackedRound
+from hyperfl_flwr.audit.replaced import SECTIONS
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import training_autos, with_defaults
 from hyperfl_flwr.core.errors import ConfigError
@@ -118,7 +119,7 @@ def _attacked(settings: Mapping[str, Scalar], number: int, samples: int, *, open
         "audit.clients": ",".join(map(str, range(number))) if records else "",
         "audit.rounds": "all",
         "secagg.enabled": opened,  # else single uploads are recorded, and for `summed` added up for the attacks
-        **_without("robust", "adversary"),  # what an honest client uploads does not depend on them
+        **_defaults_of(*SECTIONS),
     }
 
 
@@ -148,7 +149,7 @@ def local_epochs_setting(settings: Mapping[str, Scalar], options: Options) -> di
     return dict(_strategy(settings).steps_setting(num_steps))
 
 
-def _without(*sections: str) -> dict[str, Scalar]:
+def _defaults_of(*sections: str) -> dict[str, Scalar]:
     """Return the defaults of all settings of some sections, with which they have no effect."""
     return {key: value for key, value in with_defaults({}).items() if key.partition(".")[0] in sections}
 

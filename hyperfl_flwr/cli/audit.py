@@ -104,7 +104,10 @@ def run_audit(
     named = {"method": method, "dataset": dataset}
     local: dict[str, Scalar] = {"batch-size": batch_size, "local-epochs": local_epochs}
     if checkpoint is None and recorded is None:
-        check_early({key: value for key, value in {**named, **local, **changes}.items() if value is not None})
+        from hyperfl_flwr.audit.replaced import without_replaced
+
+        given: dict[str, Scalar] = {key: value for key, value in named.items() if value is not None}
+        check_early(without_replaced({**given, **local, **changes}))
     from hyperfl_flwr.audit.audit import audit
     from hyperfl_flwr.audit.chosen import chosen_attacks
     from hyperfl_flwr.audit.options import Options

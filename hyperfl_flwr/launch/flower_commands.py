@@ -3,7 +3,7 @@
 import json
 import os
 import secrets
-import select
+import selectors
 import subprocess
 import sys
 import time
@@ -17,6 +17,9 @@ from hyperfl_flwr.launch.flower_env import plain_text
 
 COMMAND_SECONDS = 120.0
 """Seconds that one of Flower's commands may take; it needs about one."""
+
+_PIECE = 2**16
+"""Bytes of output that are read at once."""
 
 _PROGRAM = """
 import json
@@ -43,6 +46,8 @@ arguments, and the text that is to follow its output. The command itself has an 
 
 class FlowerCommands:
     """The command `flwr`, in a process that starts at the first call, or before it; `close` or a `with` block ends it.
+
+    After a fatal error Flower ends its process, within seconds: what follows such a command belongs into another one.
 
     Args:
         environment: The environment of the commands.
@@ -102,7 +107,7 @@ class FlowerCommands:
 
     def _exchange(self, request: str, end: str) -> str | None:
         """Send a request, and return the output up to its end, or to the end of the process; None after the time."""
-        process, printed = self._process, b""
+        process, printed, line = self._process, bytearray(), f"{end}\n".encode()
         if process is None or process.stdin is None or process.stdout is None:
             raise ValueError("the process has no pipes")
         try:
@@ -111,15 +116,16 @@ class FlowerCommands:
         except BrokenPipeError:  # it has ended, and what it has printed says why
             pass
         until = time.monotonic() + COMMAND_SECONDS
-        while (line := f"{end}\n".encode()) not in printed:
-            ready, _, _ = select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))
-            if not ready:
-                return None
-            if not (more := os.read(process.stdout.fileno(), 2**16)):
-                self.close()
-                break
-            printed += more
-        return printed.partition(line)[0].decode(errors="replace")
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            while (at := printed.find(line, max(0, len(printed) - _PIECE - len(line)))) < 0:
+                if not selector.select(max(0.0, until - time.monotonic())):
+                    return None
+                if not (more := os.read(process.stdout.fileno(), _PIECE)):
+                    self.close()
+                    break
+                printed += more
+        return printed[: at if at >= 0 else None].decode(errors="replace")
 
 
 def json_in(text: str) -> dict[str, Any]:

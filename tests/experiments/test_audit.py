@@ -13,8 +13,9 @@ from hyperfl_flwr.audit.audit import audit
 from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import record_round, recorded_round
+from hyperfl_flwr.audit.replaced import REPLACED, SECTIONS, without_replaced
 from hyperfl_flwr.audit.report import sentence, write_audit
-from hyperfl_flwr.audit.target import make_target
+from hyperfl_flwr.audit.target import _attacked, _fresh, make_target
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
@@ -22,6 +23,7 @@ from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.launch.contract.base import SMALL, Federate
 from hyperfl_flwr.launch.contract.grids import Settings
+from hyperfl_flwr.launch.early_check import check_early
 from hyperfl_flwr.launch.warnings import leak_warnings
 from hyperfl_flwr.models.hypernetwork import common_embedding
 from hyperfl_flwr.runs.observation import load_observation
@@ -256,3 +258,21 @@ def test_federations_that_are_run_warn(capsys: pytest.CaptureFixture[str]) -> No
     result = CliRunner().invoke(cli, ["run", "--dry-run", "--set", "data.train-samples=4", "--num-clients", "5"])
     assert result.exit_code == 0
     assert "warning: 5 of 5 clients" in result.output + result.stderr
+
+
+def test_settings_that_an_audit_replaces_are_not_refused_before_it() -> None:
+    """The list of the early check has exactly what `make_target` replaces."""
+    given = {
+        "keep": "best",
+        "early-stopping": 3,
+        "data.global-test": True,
+        "output": "runs/mine",
+        "adversary.share": 0.5,
+    }
+    settings = default_settings() | {"method": "fedavg"} | given
+    check_early(without_replaced({"method": "fedavg", **given}))
+    assert make_target(settings, Options(attacks=["ig"], num_images=2, samples=1)).config.keep == "last"
+    attacked = _attacked(settings, 2, 1, opened=False)
+    replaced = {*attacked, *_fresh(settings, 2, attacked)} - {"secagg.enabled"}
+    assert {key for key in replaced if key.partition(".")[0] not in SECTIONS} == REPLACED
+    assert {key.partition(".")[0] for key in replaced} >= set(SECTIONS)

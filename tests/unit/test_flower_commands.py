@@ -50,6 +50,17 @@ def test_the_error_of_a_process_that_ends_is_its_output(tmp_path: Path) -> None:
         assert flower.run("--version").strip() == "flwr is broken here"
 
 
+def test_a_long_output_is_returned_in_full(tmp_path: Path) -> None:
+    """The end of the output is searched only in what is new."""
+    (tmp_path / "flwr" / "cli").mkdir(parents=True)
+    for name in ("__init__.py", "cli/__init__.py"):
+        (tmp_path / "flwr" / name).touch()
+    (tmp_path / "flwr" / "cli" / "app.py").write_text("def app():\n    print('0123456789' * 2_000_000)\n")
+    with FlowerCommands({**os.environ, "PYTHONPATH": str(tmp_path)}, tmp_path) as flower:
+        for _ in range(2):
+            assert flower.run("log") == "0123456789" * 2_000_000 + "\n"
+
+
 def test_a_document_is_found_after_other_text() -> None:
     assert json_in('Generated a key.\n{"success": true, "run-id": "7"}\nmore') == {"success": True, "run-id": "7"}
     assert json_in("[1]") == json_in("{1") == json_in("") == {}
