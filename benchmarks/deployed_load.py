@@ -29,7 +29,7 @@ from hyperfl_flwr.deploy.node_settings import node_arguments
 from hyperfl_flwr.deploy.provision import init
 from hyperfl_flwr.deploy.register import register
 from hyperfl_flwr.deploy.superlink import DeployedSuperLink
-from hyperfl_flwr.deploy.worker import read_secret, supernode_arguments
+from hyperfl_flwr.deploy.worker_secret import read_secret, supernode_arguments
 from hyperfl_flwr.flower.node_tasks import NodeTasks, run_client_app
 
 APP = Path(__file__).with_name("load_app")

@@ -240,7 +240,8 @@ def run_node_arguments(
     with quick_imports():
         from hyperfl_flwr.deploy.admission import wait_for_admission
     from hyperfl_flwr.deploy.node_settings import node_arguments, read_settings
-    from hyperfl_flwr.deploy.worker import is_possible, supernode_arguments
+    from hyperfl_flwr.deploy.worker import is_possible
+    from hyperfl_flwr.deploy.worker_secret import supernode_arguments
 
     run_start_warnings()
     arguments = node_arguments(folder)

@@ -1,4 +1,4 @@
-"""Import torch as `quick_imports` does; what needs torch imports this module first, before all that imports torch."""
+"""Import torch within `quick_imports`; a program that always needs torch imports this module before all others."""
 
 from hyperfl_flwr.core.quick_imports import quick_imports
 

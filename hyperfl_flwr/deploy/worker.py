@@ -13,10 +13,8 @@ import importlib
 import multiprocessing
 import os
 import select
-import shlex
 import signal
 import socket
-import stat
 import sys
 import threading
 import time
@@ -24,20 +22,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from secrets import token_bytes
 from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
-from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.package_guard import ALL
 from hyperfl_flwr.core.quick_imports import quick_imports
+from hyperfl_flwr.deploy.worker_secret import read_secret
 
 if TYPE_CHECKING:
     from hyperfl_flwr.flower.node_tasks import NodeTasks, Task
-
-KEY_FILE = "worker.secret"
-"""File in the node's folder with the secret that the SuperNode and its worker share; a new one at each start."""
 
 PRELOADED = ("hyperfl_flwr.app.client", "hyperfl_flwr.app.node")
 """Modules that handle messages: what they import from other projects is imported once."""
@@ -58,35 +52,6 @@ SHORTEST_POLL, LONGEST_POLL = 0.1, 1.0
 def is_possible() -> bool:
     """Return whether this system can have a worker: one that can fork with torch loaded, and wait for processes."""
     return sys.platform == "linux" and hasattr(os, "pidfd_open")
-
-
-def supernode_arguments(folder: Path) -> str:
-    """Write a new secret, and return the SuperNode's arguments for a worker, quoted for the shell.
-
-    Args:
-        folder: The node's folder.
-    """
-    file = folder.absolute() / KEY_FILE
-    write_atomically(file, token_bytes(32), mode=0o600)
-    return shlex.join(["--isolation", "process", "--superexec-auth-secret-file", str(file)])
-
-
-def read_secret(folder: Path) -> bytes:
-    """Return the secret that `supernode_arguments` wrote.
-
-    Raises:
-        StateError: If the file is not a regular file of this user that no other user can read or change.
-    """
-    file = folder.absolute() / KEY_FILE
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as opened:
-            status = os.fstat(descriptor)
-            if status.st_uid != os.getuid() or status.st_mode != stat.S_IFREG | 0o600:
-                raise StateError(f"{file} must be yours alone (mode 0600); start the node again, which writes it")
-            return opened.read(64)
-    except OSError as error:
-        raise StateError(f"{file} cannot be read ({error.strerror}); start the node again, which writes it") from None
 
 
 def serve(folder: Path, port: int, supernode: int) -> None:

@@ -40,6 +40,27 @@ def test_torch_is_not_imported_to_check_settings() -> None:
     assert found.splitlines()[-1] == "set()"
 
 
+AUDIT = """
+import sys
+from hyperfl_flwr.__main__ import main
+
+sys.argv = ["hyperfl", "audit", "--set", "lrate=1", "--set", "output=mine"]
+try:
+    main()
+except SystemExit as end:
+    print(end.code, "torch" in sys.modules)
+"""
+
+
+def test_an_audit_refuses_wrong_settings_without_torch() -> None:
+    """An audit replaces `output`, so that it may have any value."""
+    found = subprocess.run([sys.executable, "-c", AUDIT], capture_output=True, text=True, check=True)
+    assert (found.stdout, found.stderr.splitlines()) == (
+        "2 False\n",
+        ["error: lrate is unknown; did you mean fedala.rate?"],
+    )
+
+
 def never(*_: object) -> NoReturn:
     pytest.fail("a run with wrong settings is planned")
 

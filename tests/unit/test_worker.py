@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hyperfl_flwr.core.errors import StateError
-from hyperfl_flwr.deploy import worker
+from hyperfl_flwr.deploy import worker, worker_secret
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,32 +47,32 @@ def test_the_pause_between_requests_grows_with_the_idle_time() -> None:
 
 
 def test_only_its_owner_can_read_the_secret(tmp_path: Path) -> None:
-    words = worker.supernode_arguments(tmp_path).split()
-    assert words == ["--isolation", "process", "--superexec-auth-secret-file", str(tmp_path / worker.KEY_FILE)]
-    secret = worker.read_secret(tmp_path)
+    words = worker_secret.supernode_arguments(tmp_path).split()
+    assert words == ["--isolation", "process", "--superexec-auth-secret-file", str(tmp_path / worker_secret.KEY_FILE)]
+    secret = worker_secret.read_secret(tmp_path)
     assert len(secret) == 32
-    assert (tmp_path / worker.KEY_FILE).stat().st_mode & 0o777 == 0o600
-    worker.supernode_arguments(tmp_path)
-    assert worker.read_secret(tmp_path) != secret
+    assert (tmp_path / worker_secret.KEY_FILE).stat().st_mode & 0o777 == 0o600
+    worker_secret.supernode_arguments(tmp_path)
+    assert worker_secret.read_secret(tmp_path) != secret
 
 
 def test_a_secret_that_others_could_have_written_is_refused(tmp_path: Path) -> None:
-    worker.supernode_arguments(tmp_path)
-    file = tmp_path / worker.KEY_FILE
+    worker_secret.supernode_arguments(tmp_path)
+    file = tmp_path / worker_secret.KEY_FILE
     file.chmod(0o640)
     with pytest.raises(StateError, match="must be yours alone"):
-        worker.read_secret(tmp_path)
+        worker_secret.read_secret(tmp_path)
     file.chmod(0o600)
     file.rename(tmp_path / "other")
     file.symlink_to(tmp_path / "other")
     with pytest.raises(StateError, match="cannot be read"):
-        worker.read_secret(tmp_path)
+        worker_secret.read_secret(tmp_path)
     file.unlink()
     with pytest.raises(StateError, match="cannot be read"):
-        worker.read_secret(tmp_path)
+        worker_secret.read_secret(tmp_path)
     os.mkfifo(file, 0o600)
     with pytest.raises(StateError, match="must be yours alone"):
-        worker.read_secret(tmp_path)
+        worker_secret.read_secret(tmp_path)
 
 
 BUNDLE = """
@@ -400,7 +400,7 @@ def watches(pid: int) -> bool:
 
 def test_the_worker_ends_with_its_supernode(tmp_path: Path) -> None:
     """The SuperNode is a process that ends; the worker finds no SuperNode at its port, and waits."""
-    worker.supernode_arguments(tmp_path)
+    worker_secret.supernode_arguments(tmp_path)
     with subprocess.Popen(["sleep", "60"]) as supernode:
         command = [sys.executable, "-m", "hyperfl_flwr", "deploy", "worker", str(tmp_path)]
         served = subprocess.Popen(
