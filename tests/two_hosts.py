@@ -9,13 +9,13 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-PATIENCE = 600.0
+from waiting import eventually
+
 """Seconds to wait for any event, on a busy machine."""
 
 ATTEMPTS = 3
@@ -65,9 +65,9 @@ class Host:
         words = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--uts", "--pid", "--fork"]
         self._holder = subprocess.Popen([*words, "--kill-child", "--mount-proc", "sleep", "infinity"])
         children = Path(f"/proc/{self._holder.pid}/task/{self._holder.pid}/children")
-        wait_until(lambda: children.read_text().strip() != "")
+        eventually(lambda: children.read_text().strip() != "", "a child", every=0.05)
         self.pid = int(children.read_text())
-        wait_until(lambda: "sleep" in Path(f"/proc/{self.pid}/comm").read_text())
+        eventually(lambda: "sleep" in Path(f"/proc/{self.pid}/comm").read_text(), "sleep", every=0.05)
         # Held, so that the other host keeps its interface when this one dies.
         self._network = Path(f"/proc/{self.pid}/ns/net").open()
         self.run("hostname", self.name)
@@ -118,22 +118,11 @@ class Host:
             with file.open("w") as log:
                 process = subprocess.Popen(self.command(*words, *options), env=environment, stdout=log, stderr=log)
             self._started.append(process)
-            wait_until(lambda: self._started[-1].poll() is not None or "Ray runtime started" in file.read_text())  # noqa: B023
+            eventually(lambda: self._started[-1].poll() is not None or "Ray runtime started" in file.read_text(), "Ray")  # noqa: B023
             if process.poll() is None:
                 return
             self.run(ray, "stop", "--force")  # ends processes of this host only
         raise AssertionError(file.read_text())
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds; errors of missing files count as no."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
-            if condition():
-                return
-        time.sleep(0.05)
-    raise AssertionError("it did not happen in time")
 
 
 @contextlib.contextmanager

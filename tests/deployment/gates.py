@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from programs import LocalDeployment, eventually, local_deployment
+from programs import LocalDeployment, local_deployment
+from waiting import eventually
 
 from hyperfl_flwr.deploy.probe import probe
 

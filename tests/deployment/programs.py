@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from waiting import PATIENCE, eventually
 
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.core.ports import free_port
@@ -23,7 +25,6 @@ from hyperfl_flwr.deploy.superlink import DeployedSuperLink
 from hyperfl_flwr.launch.flower_env import training_environment
 from hyperfl_flwr.runs.run_directory import read_metrics
 
-PATIENCE = 400.0
 """Seconds to wait for any event, on a busy machine."""
 
 HYPERFL = Path(sys.executable).with_name("hyperfl")
@@ -50,14 +51,6 @@ def sets(settings: Mapping[str, Scalar]) -> list[str]:
 def rows_of(run: Path, kind: str) -> list[dict[str, Any]]:
     """Return the lines of one kind in a run's metrics.jsonl."""
     return [row for row in read_metrics(run) if row["kind"] == kind]
-
-
-def eventually(holds: Callable[[], object], what: str, patience: float = PATIENCE) -> None:
-    """Wait until a condition holds, and fail after `patience` seconds."""
-    end = time.monotonic() + patience
-    while not holds():
-        assert time.monotonic() < end, f"{what} must be within {patience:g} s"
-        time.sleep(0.1)
 
 
 def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:

@@ -13,11 +13,12 @@ import signal
 import sqlite3
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE, eventually
 
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.ports import free_port
@@ -37,21 +38,12 @@ OWNERS = ("tar -xzf", "sh node-0", "hyperfl deploy check node-0", "hyperfl expor
           "hyperfl report node-0")  # fmt: skip
 """First words of the commands that the owner of node 0 runs; the operator runs the others."""
 
-PATIENCE = 400.0
-
 
 def page_commands() -> list[str]:
     """Return the page's commands in order, without those that add a node, which test_deployed_run.py runs."""
     before, _, after = PAGE.read_text().partition("\n## Add a node\n")
     text = before + "\n## " + after.partition("\n## ")[2]
     return [line.removeprefix("$ ") for line in text.splitlines() if re.match(r"\$ (hyperfl|sh|tar) ", line)]
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
 
 
 @dataclass
@@ -139,9 +131,9 @@ def run_page(machines: Machines, commands: list[str]) -> None:
         if command.endswith("start.sh"):
             machines.start(command, place)
             if "server" in command:
-                wait_for(machines.answers, "the SuperLink must answer")
+                eventually(machines.answers, "the SuperLink's answer")
             else:
-                wait_for(lambda: machines.stay_online([0]), "node 0 must be connected")
+                eventually(lambda: machines.stay_online([0]), "node 0 online")
             continue
         code, said = machines.finish(command, place)
         assert code == 0, f"{command}: {said}"
@@ -152,7 +144,7 @@ def run_page(machines: Machines, commands: list[str]) -> None:
 def start_the_other_node(machines: Machines) -> None:
     """Start node 1, as its owner would."""
     machines.start("sh fl/nodes/node-1/start.sh", machines.folder / "operator")
-    wait_for(lambda: machines.stay_online([0, 1]), "both nodes must be connected")
+    eventually(lambda: machines.stay_online([0, 1]), "both nodes online")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from programs import PATIENCE, SMALL, LocalDeployment, Program, local_deployment, rows_of, sets
+from programs import SMALL, LocalDeployment, Program, local_deployment, rows_of, sets
+from waiting import PATIENCE
 
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.server import run

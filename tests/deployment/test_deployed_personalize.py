@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 from federations import small_settings, trained
-from programs import LocalDeployment, eventually, finished, local_deployment
+from programs import LocalDeployment, finished, local_deployment
 from safetensors.torch import load_file
+from waiting import eventually
 
 from clients.novel.on_demand import NovelOwner
 from hyperfl_flwr.data.registry import load_dataset

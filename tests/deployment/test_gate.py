@@ -21,7 +21,8 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from gate_attacks import ATTACKS, NUMBER, UNREAD, attack, begun_body, is_closed, request, served, status_of
 from gates import INSIDE, OUTSIDE, ROOT, call, needs_nginx, running_gate
-from programs import HYPERFL, PATIENCE, LocalDeployment, eventually, finished
+from programs import HYPERFL, LocalDeployment, finished
+from waiting import PATIENCE, eventually
 
 from hyperfl_flwr.deploy.gate import sent_key
 from hyperfl_flwr.deploy.render import render
@@ -186,8 +187,8 @@ def test_a_node_can_hold_no_more_than_its_own_connections(gate: LocalDeployment)
         assert served(gate, INSIDE, node=1) == 503
         assert served(gate, INSIDE, node=0) == 400
         kept = [connection for connection in opened if not is_closed(connection)]
-        eventually(lambda: sum(not is_closed(connection) for connection in kept) <= 16, "refusals", 30)
-    eventually(lambda: served(gate, INSIDE, node=1) == 400, "the node's answer", 30)
+        eventually(lambda: sum(not is_closed(connection) for connection in kept) <= 16, "refusals")
+    eventually(lambda: served(gate, INSIDE, node=1) == 400, "the node's answer")
 
 
 def test_strangers_reach_no_node_service(gate: LocalDeployment) -> None:

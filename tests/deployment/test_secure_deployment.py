@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.app import Context, Message
-from programs import LocalDeployment, eventually, finished, local_deployment, rows_of, sets
+from programs import LocalDeployment, finished, local_deployment, rows_of, sets
+from waiting import eventually
 
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.server import run

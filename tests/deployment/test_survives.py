@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import LocalDeployment, Program, eventually, finished, local_deployment, rows_of, sets
+from programs import LocalDeployment, Program, finished, local_deployment, rows_of, sets
 from small_disk import SmallDisk
+from waiting import eventually
 
 from hyperfl_flwr.node.ledger import LEDGER, LedgerEntry, read_ledger
 

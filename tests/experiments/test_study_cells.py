@@ -3,10 +3,10 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import eventually
 
 from experiments.runner import StudyManifest, differences, is_finished, open_study_folder, run_cells, task_of
 from experiments.study import Cell, load_study
@@ -91,26 +91,22 @@ def test_cells_end_with_the_process_that_runs_them(tmp_path):
     words = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     command = [sys.executable, "-m", "hyperfl_flwr", "study", "table-1", "--quick", "--methods", "fedavg"]
     with subprocess.Popen([*command, "--output", str(folder), *words]) as process:
-        deadline = time.monotonic() + 120
-        while not list(folder.glob("fedavg/*/*/checkpoints/round-*.npz")):
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.2)
-        deadline = time.monotonic() + 120
+        eventually(lambda: list(folder.glob("fedavg/*/*/checkpoints/round-*.npz")) or process.poll(), "a checkpoint")
+        assert process.poll() is None
         below = descendants([process.pid], process_table())
         assert any("experiments.worker" in each.command for each in below.values())
         process.kill()
     (run,) = (path.parent for path in folder.glob("fedavg/*/*/manifest.json"))
-    while True:
+
+    def is_released() -> bool:
         try:
             RunDirectory(run).close()  # refused while another process is writing
-            break
         except RunDirectoryError:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-    while any(pid in process_table() for pid in below):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+            return False
+        return True
+
+    eventually(is_released, "the run's release")
+    eventually(lambda: not any(pid in process_table() for pid in below), "the end of its processes")
 
 
 @pytest.mark.slow

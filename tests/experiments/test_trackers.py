@@ -5,13 +5,13 @@ import json
 import re
 import shutil
 import struct
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from federations import Call
+from waiting import eventually
 
 from hyperfl_flwr.core.errors import ConfigError, InstallationError
 from hyperfl_flwr.launch import trackers
@@ -91,13 +91,12 @@ def wandb_curves(run: Path) -> tuple[str, Curves]:
     from wandb.proto import wandb_internal_pb2
 
     (file,) = run.glob("wandb/offline-run-*/run-*.wandb")
-    deadline = time.monotonic() + 120
-    while True:
-        records = [wandb_internal_pb2.Record.FromString(data) for data in wandb_records(file.read_bytes())]
-        if any(record.WhichOneof("record_type") == "exit" for record in records):
-            break
-        assert time.monotonic() < deadline, f"{file} has no last record"
-        time.sleep(0.05)
+
+    def written() -> "list[wandb_internal_pb2.Record]":
+        return [wandb_internal_pb2.Record.FromString(data) for data in wandb_records(file.read_bytes())]
+
+    eventually(lambda: any(record.WhichOneof("record_type") == "exit" for record in written()), f"{file}'s last record")
+    records = written()
     found: Curves = {}
     for record in records:
         if record.WhichOneof("record_type") == "history":

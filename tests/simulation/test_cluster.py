@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from two_hosts import PORT, Host, obstacle, two_hosts, wait_until
+from two_hosts import PORT, Host, obstacle, two_hosts
+from waiting import eventually
 
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
 
@@ -138,7 +139,7 @@ def test_both_hosts_train_and_one_dies(hosts: tuple[Host, Host], tmp_path: Path)
     folder, address = prepare(tmp_path / "shared"), f"{one.address}:{PORT}"
     words = ["--ray-address", address, "--num-rounds", str(ROUNDS), "--output", str(folder / "run"), "--verbose"]
     run = started(one.command(*command(folder, *words)))
-    wait_until(lambda: run.poll() is not None or (folder / f"trained-{DIED_IN}-two").exists())
+    eventually(lambda: run.poll() is not None or (folder / f"trained-{DIED_IN}-two").exists(), "training on two")
     two.die()
     ended(reference)
     out, err = ended(run)
@@ -155,4 +156,6 @@ def test_both_hosts_train_and_one_dies(hosts: tuple[Host, Host], tmp_path: Path)
     assert numbers(folder / "run") == numbers(alone / "run")
     assert left_in(folder) == {"data.npz", "run", "traced.py"}
     status = (Path(sys.executable).with_name("ray"), "status", f"--address={address}")
-    wait_until(lambda: "0.0/1.0 CPU" in one.run(*status).stdout)  # the cluster reports it some seconds later
+    eventually(
+        lambda: "0.0/1.0 CPU" in one.run(*status).stdout, "the loss of a host"
+    )  # the cluster reports it some seconds later

@@ -138,6 +138,7 @@ def test_flowers_own_commands(tmp_path: Path) -> None:
             FLWR_TELEMETRY_ENABLED="0",
             FLWR_DISABLE_UPDATE_CHECK="1",
             OMP_NUM_THREADS="1",
+            PYTHONPATH=str(Path(__file__).with_name("patient_flower")),
         )
     finally:
         kill_all(lambda: [p for p in process_table().values() if f"--port {port}" in p.command or address in p.command])

@@ -7,13 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 from resident import assert_small
+from waiting import PATIENCE, eventually
 
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.app.client import app
@@ -29,7 +29,6 @@ pytestmark = pytest.mark.slow
 
 HYPERFL = Path(sys.executable).with_name("hyperfl")
 
-PATIENCE = 400.0
 """Seconds to wait for any event, on a busy machine."""
 
 NUM_ROUNDS = 8
@@ -70,13 +69,12 @@ def below(root: int, name: str) -> list[int]:
 
 
 def wait_for_round(output: Path, number: int, process: subprocess.Popen[str], kind: str = "train") -> None:
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        if any(record["round"] >= number for record in metrics(output, kind)):
-            return
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-    raise AssertionError(f"no round {number}: {process.communicate()}")
+    def is_there() -> bool:
+        there = any(record["round"] >= number for record in metrics(output, kind))
+        assert there or process.poll() is None, process.communicate()
+        return there
+
+    eventually(is_there, f"round {number}", every=0.02)
 
 
 def metrics(output: Path, kind: str) -> list[dict[str, object]]:
@@ -152,10 +150,12 @@ def test_a_run_that_is_interrupted_and_killed_ends_as_if_nothing_had_happened(
     assert "a new process replaces it" in (output / "server.log").read_text()
     with started(resume, tmp_path) as process:
         wait_for_round(output, 4, process)
-        deadline = time.monotonic() + PATIENCE
-        while process.poll() is None and time.monotonic() < deadline:
+
+        def has_ended() -> bool:
             kill(below(process.pid, "ray::ClientAppActor"))
-            time.sleep(0.05)
+            return process.poll() is not None
+
+        eventually(has_ended, "the end of the run", every=0.05)
         assert "died twice" in assert_failed_and_told_the_way_on(process, output, 4)
     ended = subprocess.run(resume, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr

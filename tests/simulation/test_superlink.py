@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE, eventually
 
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.launch import private_network, processes
@@ -21,7 +22,6 @@ from hyperfl_flwr.launch.other_accounts import NOBODY
 
 pytestmark = pytest.mark.slow
 
-PATIENCE = 400.0
 """Seconds to wait for any event, on a busy machine."""
 
 PYPROJECT = """
@@ -99,23 +99,13 @@ def settings(folder: Path, text: str) -> Path:
 
 
 def wait_for(superlink: LocalSuperLink, run_id: int, status: str) -> RunStatus:
-    deadline = time.monotonic() + PATIENCE
-    while not (now := superlink.status(run_id)).status.startswith(status):
-        assert time.monotonic() < deadline, now
-        time.sleep(0.1)
-    return now
+    eventually(lambda: superlink.status(run_id).status.startswith(status), status)
+    return superlink.status(run_id)
 
 
 def alive(pids: list[int]) -> list[processes.Process]:
     table = processes.process_table()
     return [table[pid] for pid in pids if pid in table]
-
-
-def assert_all_end(pids: list[int], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while left := alive(pids):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
 
 
 def test_two_at_once_one_completes_and_one_fails(app: Path, tmp_path: Path) -> None:
@@ -166,7 +156,7 @@ def test_a_killed_simulation_is_a_failed_run_and_a_killed_supervisor_leaves_noth
         superlink._supervisor.wait()
         with pytest.raises(RunFailedError, match="SuperLink ended"):
             superlink.status(run_ids[1])
-    assert_all_end(pids, seconds=0)
+    assert not alive(pids)
     assert not superlink.home.exists()
 
 
@@ -210,13 +200,15 @@ def test_ray_of_a_shared_network_asks_for_a_token(app: Path, tmp_path: Path) -> 
     """Without network namespaces Ray's ports are reachable, and its token protects them."""
     with LocalSuperLink(private=False) as superlink:
         superlink.submit(app, settings(tmp_path, "seconds = 600.0"), federation_config(1, 1))
-        deadline = time.monotonic() + PATIENCE
-        while not (raylets := [p for p in superlink._below() if "raylet/raylet" in p.command]):
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-        found = re.search(r"--gcs-address=(\S+)", raylets[0].command)
+
+        def raylets() -> list[processes.Process]:
+            return [process for process in superlink._below() if "raylet/raylet" in process.command]
+
+        eventually(raylets, "Ray", every=0.2)
+        (raylet,) = raylets()
+        found = re.search(r"--gcs-address=(\S+)", raylet.command)
         assert found is not None
-        lines = Path(f"/proc/{raylets[0].pid}/environ").read_text().split("\0")
+        lines = Path(f"/proc/{raylet.pid}/environ").read_text().split("\0")
         variables = dict(line.partition("=")[::2] for line in lines)
         token = variables["RAY_AUTH_TOKEN"]
         stranger = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -270,5 +262,5 @@ def test_a_killed_run_leaves_no_process(victim: "tuple[subprocess.Popen[str], Pa
     process, home, pids = victim
     process.kill()
     process.wait()
-    assert_all_end(pids, seconds=PATIENCE)
+    eventually(lambda: not alive(pids), "the end of its processes")
     assert not home.exists()

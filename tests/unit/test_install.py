@@ -6,14 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = os.path.realpath(sys.executable)
@@ -440,19 +440,12 @@ def test_a_second_installation_waits_for_the_first(project: Project) -> None:
     script.chmod(0o755)
     (project.folder / "wait").touch()
     first = project.start("install", f"PYTHON={script}")
-    wait_for(lambda: project.builds == 1)
+    eventually(lambda: project.builds == 1, "a build", every=0.02)
     second = project.start("install", f"PYTHON={script}")
-    wait_for(lambda: len((project.folder / "waiting").read_text()) == 2)
+    eventually(lambda: len((project.folder / "waiting").read_text()) == 2, "the second", every=0.02)
     (project.folder / "wait").unlink()
     assert "Installing" in first.communicate()[0]
     assert second.communicate()[0] == ""
     assert first.returncode == second.returncode == 0
     assert project.builds == 1
     assert project.installed() == ALL
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

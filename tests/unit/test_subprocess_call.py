@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from federations import Call
+from waiting import PATIENCE, eventually
 
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.launch.processes import descendants, process_table
 
-PATIENCE = 120.0
 """Limit in seconds on every wait, enough for a busy machine."""
 
 PROGRAM = """
@@ -93,18 +93,16 @@ def test_nothing_is_imported_from_a_working_directory_that_is_not_on_the_import_
 
 def children(process: "subprocess.Popen[str]") -> list[int]:
     """Return the processes below a process, once there is one."""
-    end = time.monotonic() + PATIENCE
-    while not (found := list(descendants([process.pid], process_table()))):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return found
+
+    def found() -> list[int]:
+        return list(descendants([process.pid], process_table()))
+
+    eventually(found, "a child", every=0.05)
+    return found()
 
 
 def assert_gone(pids: list[int]) -> None:
-    end = time.monotonic() + PATIENCE
-    while set(pids) & set(process_table()):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    eventually(lambda: not set(pids) & set(process_table()), "the end of all", every=0.05)
 
 
 @pytest.mark.parametrize("after", [0.0, 1.0])
