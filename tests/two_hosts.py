@@ -16,8 +16,6 @@ from typing import IO, Self
 
 from waiting import eventually
 
-"""Seconds to wait for any event, on a busy machine."""
-
 ATTEMPTS = 3
 """Attempts to start Ray on a host: it gives up after 30 seconds, which can be too few on a busy machine."""
 

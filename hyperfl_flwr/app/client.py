@@ -21,6 +21,7 @@ from hyperfl_flwr.app.secure import introduction, refuse_plain, sends_sums_only,
 from hyperfl_flwr.config.node_config import JOIN_DATA, NOVEL_DATA, NodeConfig, is_simulated
 from hyperfl_flwr.core.errors import ConfigError, RefusalError, for_others
 from hyperfl_flwr.flower.log import log
+from hyperfl_flwr.flower.ray_start import start_ray_without_helpers
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.node.ledger import Ledger
 from hyperfl_flwr.node.ledger_app import LedgerApp, LedgerHandle, finding_recorder
@@ -81,6 +82,7 @@ def _private_groups(method: str, message: Message) -> Sequence[str] | None:
         return None
 
 
+start_ray_without_helpers()  # a simulation imports this module before it starts Ray
 app = LedgerApp(ledger_for)
 
 

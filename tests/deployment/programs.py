@@ -25,8 +25,6 @@ from hyperfl_flwr.deploy.superlink import DeployedSuperLink
 from hyperfl_flwr.launch.flower_env import training_environment
 from hyperfl_flwr.runs.run_directory import read_metrics
 
-"""Seconds to wait for any event, on a busy machine."""
-
 HYPERFL = Path(sys.executable).with_name("hyperfl")
 
 SMALL: dict[str, Scalar] = {"local-epochs": 1, "hyperfl.hidden-width": 8, "hyperfl.embedding-dim": 4}

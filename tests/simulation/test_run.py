@@ -29,8 +29,6 @@ pytestmark = pytest.mark.slow
 
 HYPERFL = Path(sys.executable).with_name("hyperfl")
 
-"""Seconds to wait for any event, on a busy machine."""
-
 NUM_ROUNDS = 8
 SETTINGS: dict[str, Scalar] = {
     "num-clients": 4,
@@ -140,6 +138,8 @@ def test_a_run_that_is_interrupted_and_killed_ends_as_if_nothing_had_happened(
     resume = [str(HYPERFL), "run", "--engine", "ray", "--resume", str(output)]
     with started(arguments(output), tmp_path) as process:
         wait_for_round(output, 1, process)
+        assert len(below(process.pid, "raylet/raylet")) == 1
+        assert below(process.pid, "monitor.py") == below(process.pid, "dashboard.py") == []  # of no use here
         kill(below(process.pid, "ray::ClientAppActor")[:1])  # it is replaced, and its message sent again
         wait_for_round(output, 3, process)  # between two checkpoints
         assert_small(process.pid)

@@ -22,8 +22,6 @@ from hyperfl_flwr.launch.other_accounts import NOBODY
 
 pytestmark = pytest.mark.slow
 
-"""Seconds to wait for any event, on a busy machine."""
-
 PYPROJECT = """
 [build-system]
 requires = ["hatchling"]

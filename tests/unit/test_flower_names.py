@@ -1,4 +1,4 @@
-"""Private names of Flower are used in `hyperfl_flwr/flower` only, and have not changed since they were checked."""
+"""Private names of Flower and Ray are used in `hyperfl_flwr/flower` only, and are as they were when checked."""
 
 import ast
 import importlib
@@ -30,6 +30,7 @@ from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from packaging.requirements import Requirement
+from ray._private.node import Node
 from source_trees import tree_of
 
 from hyperfl_flwr.core.errors import InstallationError
@@ -64,7 +65,7 @@ def is_public(name: str) -> bool:
 
 
 def private_uses(tree: ast.Module) -> list[str]:
-    """Return a module's uses of Flower that are not public: imports, fields of messages, and the database."""
+    """Return a module's uses of Flower and Ray that are not public: imports, fields of messages, and the database."""
     found = []
     for node in ast.walk(tree):
         names = []
@@ -77,6 +78,7 @@ def private_uses(tree: ast.Module) -> list[str]:
         elif isinstance(node, ast.Attribute) and ast.unparse(node) == "sqlite3.connect":
             found.append("sqlite3.connect")
         found += [name for name in names if name.split(".")[0] == "flwr" and not is_public(name)]
+        found += [name for name in names if name.startswith("ray._")]
     return found
 
 
@@ -99,6 +101,7 @@ def test_only_the_room_uses_what_is_not_public() -> None:
         "def f():\n    from flwr import simulation",
         "message.metadata.__dict__['_message_id'] = 1",
         "sqlite3.connect(name)",
+        "from ray._private.node import Node",
     ],
 )
 def test_a_private_use_is_seen(source: str) -> None:
@@ -137,6 +140,9 @@ PARAMETERS: list[tuple[Callable[..., object], str]] = [
     (BasicActorPool.add_actor_back_to_pool, "self future"),
     (BasicActorPool.submit, "self actor_fn job"),
     (pool_size_from_resources, "client_resources"),
+    (Node.start_monitor, "self"),
+    (Node.start_api_server, "self include_dashboard raise_on_failure"),
+    (Node.start_log_monitor, "self"),
     (FleetHttpClient.from_server_address, "server_address insecure root_certificates interceptors retry_invoker"),
     (FleetHttpClient.ActivateNode, "self request"),
     (FleetHttpClient.DeactivateNode, "self request"),
