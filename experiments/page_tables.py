@@ -11,6 +11,7 @@ from typing import Any
 from experiments.figures.curves import draw
 from experiments.records import Records, find_records, manifest_of, read_records, restore, stale_cells
 from experiments.study import Study, load_study
+from hyperfl_flwr.core.setting_types import Scalar
 
 Format = Callable[[float], str]
 
@@ -91,6 +92,63 @@ class Table:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GridTable:
+    """A table of one column of a study with a grid: a line for each method, a number for each value of the grid.
+
+    The best numbers of a line are bold. In brackets is a second number; a dash stands for a run that has no record.
+
+    Attributes:
+        records: Name of the file of records.
+        column: The study's column.
+        setting: The setting of the grid.
+        number: Key of summary.json; the largest is the best.
+        second: Key of the number in brackets.
+        text: Format of both numbers.
+    """
+
+    records: str
+    column: str
+    setting: str
+    number: str
+    second: str
+    text: Format = in_percent
+
+    def lines(self) -> list[str]:
+        """Return the table in Markdown, and a line on where its numbers come from."""
+        records = read_records(find_records(self.records))
+        study = load_study(records.study_manifest.study)
+        stale = stale_cells(study, records)
+        values = list(dict.fromkeys(row.settings[self.setting] for row in study.rows))
+        lines = [f"| | {' | '.join(map(str, values))} |", "|---|" + "---:|" * len(values)]
+        for family in dict.fromkeys(row.family for row in study.rows):
+            rows = [row for row in study.rows if row.family == family]
+            cells = {row.settings[self.setting]: (row.name, self.column, 0) for row in rows}
+            found = {value: place for value, place in cells.items() if place in records.cells}
+            if found:
+                label = rows[0].label.removesuffix(f", {self.setting} {values[0]}")
+                mark = " (out of date)" if any(place in stale for place in found.values()) else ""
+                lines.append(f"| {label}{mark} | {' | '.join(self._numbers(records, values, found))} |")
+        return [*lines, "", _source(self, study, records, list(records.cells))]
+
+    def _numbers(
+        self, records: Records, values: Sequence[Scalar], found: Mapping[Scalar, tuple[str, str, int]]
+    ) -> list[str]:
+        """Return a line's numbers, in the order of the grid's values."""
+        firsts = {value: _number(records, place, self.number) for value, place in found.items()}
+        best = max((self.text(first) for first in firsts.values() if first is not None), key=float, default="")
+        texts = []
+        for value in values:
+            first = firsts.get(value)
+            if first is None:
+                texts.append("–")
+                continue
+            second = _number(records, found[value], self.second)
+            shown = f"**{best}**" if self.text(first) == best else self.text(first)
+            texts.append(shown + ("" if second is None else f" ({self.text(second)})"))
+        return texts
+
+
+@dataclass(frozen=True, kw_only=True)
 class Figure:
     """A study's figure, as `hyperfl figure` draws it.
 
@@ -144,7 +202,7 @@ def _with_interval(records: Records, cells: Sequence[tuple[str, str, int]], key:
     return f"{text(value)} ({text(low)} to {text(high)})"
 
 
-def _source(table: Table, study: Study, records: Records, cells: Sequence[tuple[str, str, int]]) -> str:
+def _source(table: Table | GridTable, study: Study, records: Records, cells: Sequence[tuple[str, str, int]]) -> str:
     manifests = [records.cells[place]["manifest"] for place in cells]
     commits = sorted({str(manifest["code"]["commit"])[:7] for manifest in manifests})
     processors = ", ".join(sorted({manifest["hardware"]["processor"] for manifest in manifests}))

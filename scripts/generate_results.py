@@ -17,7 +17,7 @@ from benchmarks.records import read_record  # noqa: E402 - after the path
 from benchmarks.sections import SECTIONS  # noqa: E402
 from benchmarks.tables import target_table  # noqa: E402
 from experiments.matrix import WHAT_TO_CHOOSE, Matrix  # noqa: E402
-from experiments.page_tables import Figure, Table, in_percent, one_digit, short, two_digits  # noqa: E402
+from experiments.page_tables import Figure, GridTable, Table, in_percent, one_digit, short, two_digits  # noqa: E402
 
 
 class Generated(Protocol):
@@ -114,7 +114,16 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
         "targets": Targets(),
         **{name: Measured(section=name) for name in SECTIONS if name not in ELSEWHERE},
     },
-    "results/index.md": {"quickstart": Measured(section="quickstart")},
+    "results/index.md": {
+        "tuning-digits": GridTable(
+            records="tuning",
+            column="digits",
+            setting="learning-rate",
+            number="test_accuracy",
+            second="test_accuracy_aggregate",
+        ),
+        "quickstart": Measured(section="quickstart"),
+    },
     "privacy/secure-sums.md": {"secure-sums": Measured(section="secure-sums")},
     "privacy/differential-privacy.md": {
         "noisy-steps": Measured(section="noisy-steps"),

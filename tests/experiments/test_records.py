@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -226,6 +227,34 @@ def test_the_pages_mark_what_is_out_of_date(tmp_path: Path) -> None:
     changed = [other for one, other in zip(*lines, strict=True) if one != other]
     assert len(changed) == 1
     assert changed[0].startswith("| HyperFL (out of date) |")
+
+
+@in_a_checkout
+def test_a_table_of_a_grid_has_the_numbers_of_its_records(tmp_path: Path) -> None:
+    """The best number of a line is bold, a run without a record is a dash, and a method without any has no line."""
+    text = find_records("tuning").read_text()
+    kept = [line for line in text.splitlines() if not re.search(r'"row": ?"(ditto@|fedavg@0.05")', line)]
+    (tmp_path / "fewer.jsonl").write_text("\n".join(kept))
+    whole, fewer = (grid_table(str(file)) for file in (find_records("tuning"), tmp_path / "fewer.jsonl"))
+    summaries = {row: cell["summary"] for (row, *_), cell in read_records(find_records("tuning")).cells.items()}
+    fedavg = {rate: summaries[f"fedavg@{rate}"] for rate in ("0.003", "0.01", "0.03", "0.05", "0.1")}
+    best = max(fedavg, key=lambda rate: fedavg[rate]["test_accuracy"])
+    for rate, summary in fedavg.items():
+        own, received = (f"{100 * summary[f'test_accuracy{end}']:.1f}" for end in ("", "_aggregate"))
+        assert whole["FedAvg"][rate] == (f"**{own}** ({received})" if rate == best else f"{own} ({received})")
+    assert fewer == {label: line for label, line in whole.items() if label != "Ditto"} | {
+        "FedAvg": whole["FedAvg"] | {"0.05": "–"}
+    }
+
+
+def grid_table(records: str) -> dict[str, dict[str, str]]:
+    """Return the numbers of the table of rates on digits, by the label of a line and the rate."""
+    table = generate_results().GridTable(
+        records=records, column="digits", setting="learning-rate", number="test_accuracy",
+        second="test_accuracy_aggregate",
+    )  # fmt: skip
+    heading, _, *lines = ([text.strip() for text in line.split("|")[1:-1]] for line in table.lines())
+    return {line[0]: dict(zip(heading[1:], line[1:], strict=True)) for line in lines if line}
 
 
 @in_a_checkout
