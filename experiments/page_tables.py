@@ -93,9 +93,10 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class GridTable:
-    """A table of one column of a study with a grid: a line for each method, a number for each value of the grid.
+    """A table of one column of a study with a grid: a line for each row, a number for each of the grid's values.
 
-    The best numbers of a line are bold. In brackets is a second number; a dash stands for a run that has no record.
+    Shown are rows and values with records. The best numbers of a line are bold, a second number is in brackets, and a
+    dash stands for a run without a record.
 
     Attributes:
         records: Name of the file of records.
@@ -118,14 +119,15 @@ class GridTable:
         records = read_records(find_records(self.records))
         study = load_study(records.study_manifest.study)
         stale = stale_cells(study, records)
-        values = list(dict.fromkeys(row.settings[self.setting] for row in study.rows))
+        recorded = {row for row, column, _ in records.cells if column == self.column}
+        values = list(dict.fromkeys(row.settings[self.setting] for row in study.rows if row.name in recorded))
         lines = [f"| | {' | '.join(map(str, values))} |", "|---|" + "---:|" * len(values)]
         for family in dict.fromkeys(row.family for row in study.rows):
             rows = [row for row in study.rows if row.family == family]
             cells = {row.settings[self.setting]: (row.name, self.column, 0) for row in rows}
             found = {value: place for value, place in cells.items() if place in records.cells}
             if found:
-                label = rows[0].label.removesuffix(f", {self.setting} {values[0]}")
+                label = rows[0].label.removesuffix(f", {self.setting} {rows[0].settings[self.setting]}")
                 mark = " (out of date)" if any(place in stale for place in found.values()) else ""
                 lines.append(f"| {label}{mark} | {' | '.join(self._numbers(records, values, found))} |")
         return [*lines, "", _source(self, study, records, list(records.cells))]
