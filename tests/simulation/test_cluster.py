@@ -156,6 +156,5 @@ def test_both_hosts_train_and_one_dies(hosts: tuple[Host, Host], tmp_path: Path)
     assert numbers(folder / "run") == numbers(alone / "run")
     assert left_in(folder) == {"data.npz", "run", "traced.py"}
     status = (Path(sys.executable).with_name("ray"), "status", f"--address={address}")
-    eventually(
-        lambda: "0.0/1.0 CPU" in one.run(*status).stdout, "the loss of a host"
-    )  # the cluster reports it some seconds later
+    # The cluster reports it some seconds later.
+    eventually(lambda: "0.0/1.0 CPU" in one.run(*status).stdout, "the loss of a host")
