@@ -15,6 +15,9 @@ from hyperfl_flwr.core.setting_types import Scalar
 
 Format = Callable[[float], str]
 
+OUT_OF_DATE = " (out of date)"
+"""Mark of a row of which a cell is stale."""
+
 SENT = "bytes_up_per_client_round"
 """Number of summary.json that is 0 if clients send nothing."""
 
@@ -70,7 +73,7 @@ class Table:
             cells = [place for place in records.cells if place[:2] == (row.name, self.column)]
             if not cells or (self.rows and row.name not in self.rows):
                 continue
-            mark = " (out of date)" if any(place in stale for place in cells) else ""
+            mark = OUT_OF_DATE if any(place in stale for place in cells) else ""
             values = [self._value(records, cells, key, text) for key, text in self.numbers.values()]
             if self.paper:
                 values.append(f"{found.value:.2f}" if (found := study.paper.get((row.name, self.column))) else "")
@@ -83,8 +86,7 @@ class Table:
             return "sends nothing"
         if key.startswith("interval:"):
             return _with_interval(records, cells, key.removeprefix("interval:"), text)
-        found = [_number(records, place, key) for place in cells]
-        known = [value for value in found if value is not None]
+        known = _numbers(records, cells, key)
         if not known:
             return "none"
         deviation = f" ± {text(statistics.stdev(known))}" if len(set(known)) > 1 else ""
@@ -119,35 +121,33 @@ class GridTable:
         records = read_records(find_records(self.records))
         study = load_study(records.study_manifest.study)
         stale = stale_cells(study, records)
-        recorded = {row for row, column, _ in records.cells if column == self.column}
-        values = list(dict.fromkeys(row.settings[self.setting] for row in study.rows if row.name in recorded))
+        cells = {row.name: [p for p in records.cells if p[:2] == (row.name, self.column)] for row in study.rows}
+        recorded = [row for row in study.rows if cells[row.name]]
+        values = list(dict.fromkeys(row.settings[self.setting] for row in recorded))
         lines = [f"| | {' | '.join(map(str, values))} |", "|---|" + "---:|" * len(values)]
-        for family in dict.fromkeys(row.family for row in study.rows):
-            rows = [row for row in study.rows if row.family == family]
-            cells = {row.settings[self.setting]: (row.name, self.column, 0) for row in rows}
-            found = {value: place for value, place in cells.items() if place in records.cells}
-            if found:
-                label = rows[0].label.removesuffix(f", {self.setting} {rows[0].settings[self.setting]}")
-                mark = " (out of date)" if any(place in stale for place in found.values()) else ""
-                lines.append(f"| {label}{mark} | {' | '.join(self._numbers(records, values, found))} |")
-        return [*lines, "", _source(self, study, records, list(records.cells))]
+        for family in dict.fromkeys(row.family for row in recorded):
+            rows = [row for row in recorded if row.family == family]
+            found = {row.settings[self.setting]: cells[row.name] for row in rows}
+            label = rows[0].label.removesuffix(f", {self.setting} {rows[0].settings[self.setting]}")
+            mark = OUT_OF_DATE if any(place in stale for places in found.values() for place in places) else ""
+            lines.append(f"| {label}{mark} | {' | '.join(self._texts(records, values, found))} |")
+        return [*lines, "", _source(self, study, records, [place for places in cells.values() for place in places])]
 
-    def _numbers(
-        self, records: Records, values: Sequence[Scalar], found: Mapping[Scalar, tuple[str, str, int]]
+    def _texts(
+        self, records: Records, values: Sequence[Scalar], found: Mapping[Scalar, Sequence[tuple[str, str, int]]]
     ) -> list[str]:
-        """Return a line's numbers, in the order of the grid's values."""
-        firsts = {value: _number(records, place, self.number) for value, place in found.items()}
-        best = max((self.text(first) for first in firsts.values() if first is not None), key=float, default="")
-        texts = []
-        for value in values:
-            first = firsts.get(value)
-            if first is None:
-                texts.append("–")
-                continue
-            second = _number(records, found[value], self.second)
-            shown = f"**{best}**" if self.text(first) == best else self.text(first)
-            texts.append(shown + ("" if second is None else f" ({self.text(second)})"))
-        return texts
+        """Return a line's numbers, means over the seeds, in the order of the grid's values."""
+        firsts, seconds = (
+            {
+                value: self.text(statistics.fmean(known))
+                for value in found
+                if (known := _numbers(records, found[value], key))
+            }
+            for key in (self.number, self.second)
+        )
+        best = max(firsts.values(), key=float, default="")
+        shown = {value: f"**{first}**" if first == best else first for value, first in firsts.items()}
+        return [f"{shown[value]} ({seconds[value]})" if value in seconds else shown.get(value, "–") for value in values]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +193,11 @@ def _number(records: Records, place: tuple[str, str, int], key: str) -> float | 
         for part in key.split("."):
             value = value.get(part) if value is not None else None
     return None if value is None else float(value)
+
+
+def _numbers(records: Records, cells: Sequence[tuple[str, str, int]], key: str) -> list[float]:
+    """Return the numbers of those cells that have one."""
+    return [value for place in cells if (value := _number(records, place, key)) is not None]
 
 
 def _with_interval(records: Records, cells: Sequence[tuple[str, str, int]], key: str, text: Format) -> str:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 PATIENCE = 600.0
-"""Seconds; a machine that is four times slower than usual, with five processes on two cores, needs 200."""
+"""Seconds. One machine has taken three times as long for all tests as another."""
 
 
 def eventually(holds: Callable[[], object], what: str, every: float = 0.1) -> None:

@@ -82,7 +82,7 @@ def _private_groups(method: str, message: Message) -> Sequence[str] | None:
         return None
 
 
-start_ray_without_helpers()  # a simulation imports this module before it starts Ray
+start_ray_without_helpers()  # Flower's simulation imports this module before it starts Ray
 app = LedgerApp(ledger_for)
 
 

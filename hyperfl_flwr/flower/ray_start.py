@@ -1,4 +1,4 @@
-"""Start Ray for a simulation on one machine without the helper processes that it does not need.
+"""Start Ray for a simulation on one machine without the helper processes that `hyperfl run` does not need.
 
 Flower's simulation calls `ray.init`, which besides what runs the actors starts three Python processes: the monitor of
 Ray's autoscaler, though there is nothing to scale; the dashboard's server, on which it waits, although Flower turns the
@@ -7,17 +7,19 @@ dashboard off; and the log monitor, which forwards what `log-to-driver=false` dr
 Replaces methods of `ray._private.node.Node`.
 """
 
-import sys
-from pathlib import Path
+import os
 from typing import Any
+
+WITHOUT_HELPERS = "HYPERFL_RAY_WITHOUT_HELPERS"
+"""Environment variable that asks for it: with Flower's own commands, the dashboard and the logs can be wanted."""
 
 HELPERS = ("start_monitor", "start_api_server", "start_log_monitor")
 """Methods of Ray's node that start one process each."""
 
 
 def start_ray_without_helpers() -> None:
-    """Patch Ray in Flower's program `flwr-simulation`, before it starts Ray; do nothing in any other program."""
-    if Path(sys.argv[0]).name != "flwr-simulation":
+    """Patch Ray in this process, which has not started it yet, if the environment asks for it."""
+    if not os.environ.get(WITHOUT_HELPERS):
         return
     from ray._private.node import Node
 

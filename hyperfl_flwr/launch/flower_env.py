@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hyperfl_flwr.core.errors import InstallationError
+from hyperfl_flwr.flower.ray_start import WITHOUT_HELPERS
 
 DEFAULT_PORT = 8000
 """Port of a deployment's SuperLink; Flower's default."""
@@ -109,7 +110,7 @@ def flower_environment(
         environment |= {"RAY_ADDRESS": ray_address, _LOOPBACK: "1", JOB_CONFIG: _job_config(base.get(JOB_CONFIG, ""))}
     else:
         # Without a token, Ray executes what any user sends to its ports.
-        environment |= {"RAY_TMPDIR": str(temporary), "RAY_AUTH_MODE": "token"}
+        environment |= {"RAY_TMPDIR": str(temporary), "RAY_AUTH_MODE": "token", WITHOUT_HELPERS: "1"}
         environment["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH", JOB_CONFIG):  # would connect to another cluster
             environment.pop(name, None)

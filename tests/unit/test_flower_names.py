@@ -41,6 +41,7 @@ from hyperfl_flwr.flower.home import get_flwr_home
 from hyperfl_flwr.flower.log import FLOWER_LOGGER, log
 from hyperfl_flwr.flower.messages import identify_process, set_message_id, set_origin
 from hyperfl_flwr.flower.numpy_client import NumPyClient
+from hyperfl_flwr.flower.ray_start import HELPERS, WITHOUT_HELPERS
 from hyperfl_flwr.launch.flower_env import flower_command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -167,6 +168,19 @@ def test_the_actor_pool_has_the_attributes_that_are_used() -> None:
     """The pool has the attributes that are used; tests/simulation tests it with a process and with a host that dies."""
     used = {"pool", "num_actors", "client_resources", "create_actor_fn", "_future_to_actor"}
     assert used <= set(BasicActorPool.__init__.__code__.co_names)
+
+
+@pytest.mark.parametrize(("variables", "starts"), [({}, True), ({WITHOUT_HELPERS: "1"}, False)])
+def test_only_where_it_is_asked_for_does_ray_start_without_helpers(variables: dict[str, str], starts: bool) -> None:
+    """The client app is imported as Flower's simulation does. With Flower's own commands, Ray starts as Ray does."""
+    code = (
+        "import sys, hyperfl_flwr.app.client; from ray._private.node import Node;"
+        "print(*(getattr(Node, name).__module__ for name in sys.argv[1:]))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != WITHOUT_HELPERS} | variables
+    words = [sys.executable, "-c", code, *HELPERS]
+    found = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert [name == "ray._private.node" for name in found.stdout.split()] == [starts] * 3
 
 
 def test_the_values_of_a_numpy_client_have_a_public_name() -> None:

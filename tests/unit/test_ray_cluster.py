@@ -20,6 +20,7 @@ from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError, DeviceError
 from hyperfl_flwr.data.digests import data_digest
 from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.flower.ray_start import WITHOUT_HELPERS
 from hyperfl_flwr.launch.app_bundle import build_app
 from hyperfl_flwr.launch.cluster import Cluster, Host, hosts_of, parse_address
 from hyperfl_flwr.launch.cluster_checks import of_cluster, of_hosts
@@ -250,9 +251,11 @@ def test_the_environment_on_a_cluster(tmp_path: Path) -> None:
     expected = {"env_vars": {**actor_environment(), "A": "1"}}
     assert json.loads(found[JOB_CONFIG]) == {"metadata": {"job": "7"}, "runtime_env": expected}
     assert found["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "1"
+    assert WITHOUT_HELPERS not in found
     alone = flower_environment(tmp_path, tmp_path, base | {"RAY_ADDRESS": "other:1"})
     assert not {"RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH", JOB_CONFIG} & alone.keys()
     assert alone["RAY_AUTH_TOKEN"]
+    assert alone[WITHOUT_HELPERS] == "1"
 
 
 def test_errors_of_ray_are_explained() -> None:

@@ -17,8 +17,6 @@ from waiting import PATIENCE, eventually
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.launch.processes import descendants, process_table
 
-"""Limit in seconds on every wait, enough for a busy machine."""
-
 PROGRAM = """
 import sys
 from hyperfl_flwr.launch.subprocess_call import call_in_subprocess
