@@ -21,7 +21,7 @@ from hyperfl_flwr.app.secure import introduction, refuse_plain, sends_sums_only,
 from hyperfl_flwr.config.node_config import JOIN_DATA, NOVEL_DATA, NodeConfig, is_simulated
 from hyperfl_flwr.core.errors import ConfigError, RefusalError, for_others
 from hyperfl_flwr.flower.log import log
-from hyperfl_flwr.flower.ray_start import start_ray_without_helpers
+from hyperfl_flwr.flower.ray_start import prepare_ray
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.node.ledger import Ledger
 from hyperfl_flwr.node.ledger_app import LedgerApp, LedgerHandle, finding_recorder
@@ -82,7 +82,7 @@ def _private_groups(method: str, message: Message) -> Sequence[str] | None:
         return None
 
 
-start_ray_without_helpers()  # Flower's simulation imports this module before it starts Ray
+prepare_ray()  # Flower's simulation imports this module before it starts Ray
 app = LedgerApp(ledger_for)
 
 

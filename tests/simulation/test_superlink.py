@@ -14,6 +14,7 @@ import pytest
 from waiting import PATIENCE, eventually
 
 from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.flower.ray_start import ATTEMPTS
 from hyperfl_flwr.launch import private_network, processes
 from hyperfl_flwr.launch.flower_client import RunStatus
 from hyperfl_flwr.launch.flower_env import federation_config
@@ -51,6 +52,8 @@ import os
 import time
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
+from hyperfl_flwr.flower.ray_start import prepare_ray
+prepare_ray()
 client = ClientApp()
 server = ServerApp()
 @server.main()
@@ -76,6 +79,17 @@ with LocalSuperLink() as superlink:
     pids = [superlink._supervisor.pid] + [process.pid for process in superlink._below()]
     print(superlink.home, *pids, flush=True)
     time.sleep(600)
+"""
+# Imported by Python before any program begins: the first dashboard agent of Ray waits longer than Ray waits for it.
+SLOW_AGENT = """
+import os, time
+from pathlib import Path
+if "dashboard/agent.py" in Path("/proc/self/cmdline").read_text():
+    try:
+        os.close(os.open(Path(__file__).with_name("slow"), os.O_CREAT | os.O_EXCL))
+        time.sleep(25)
+    except FileExistsError:
+        pass
 """
 
 
@@ -115,7 +129,7 @@ def test_two_at_once_one_completes_and_one_fails(app: Path, tmp_path: Path) -> N
 
         failed = wait_for(second, bad, "finished")
         assert (failed.status, failed.completed) == ("finished:failed", False)
-        assert "the moon is made of cheese" in failed.details
+        assert "the moon is made of cheese" in failed.details, second.log_tail(bad)
         assert "the moon is made of cheese" in second.log_tail(bad)
 
         with pytest.raises(RunFailedError, match=r"(?s)did not accept the run: .*[Ii]nvalid run config"):
@@ -135,6 +149,21 @@ def test_two_at_once_one_completes_and_one_fails(app: Path, tmp_path: Path) -> N
     assert not temporary.exists()
     assert first.log_file.is_file()
     first.stop()
+
+
+def test_ray_is_started_again_if_the_machine_was_too_busy(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow-agent").mkdir()
+    (tmp_path / "slow-agent" / "sitecustomize.py").write_text(SLOW_AGENT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "slow-agent"))
+    with LocalSuperLink(tmp_path / "home") as superlink:
+        run_id = superlink.submit(app, settings(tmp_path, ""), federation_config(1, 1))
+        done = wait_for(superlink, run_id, "finished")
+        log = superlink.log_tail(run_id)
+        assert done.completed, log
+        assert f"Ray did not start in time; is this machine busy? Attempt 2 of {ATTEMPTS}" in log
+    assert (tmp_path / "slow-agent" / "slow").exists()
 
 
 def test_a_killed_simulation_is_a_failed_run_and_a_killed_supervisor_leaves_nothing(app: Path, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from hyperfl_flwr.flower.home import get_flwr_home
 from hyperfl_flwr.flower.log import FLOWER_LOGGER, log
 from hyperfl_flwr.flower.messages import identify_process, set_message_id, set_origin
 from hyperfl_flwr.flower.numpy_client import NumPyClient
-from hyperfl_flwr.flower.ray_start import HELPERS, WITHOUT_HELPERS
+from hyperfl_flwr.flower.ray_start import ATTEMPTS, HELPERS, TOO_SLOW, WITHOUT_HELPERS, start_again
 from hyperfl_flwr.launch.flower_env import flower_command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -170,17 +170,39 @@ def test_the_actor_pool_has_the_attributes_that_are_used() -> None:
     assert used <= set(BasicActorPool.__init__.__code__.co_names)
 
 
-@pytest.mark.parametrize(("variables", "starts"), [({}, True), ({WITHOUT_HELPERS: "1"}, False)])
-def test_only_where_it_is_asked_for_does_ray_start_without_helpers(variables: dict[str, str], starts: bool) -> None:
-    """The client app is imported as Flower's simulation does. With Flower's own commands, Ray starts as Ray does."""
+@pytest.mark.parametrize(
+    ("program", "variables", "patched"),
+    [
+        ("flower-supernode", {WITHOUT_HELPERS: "1"}, []),
+        ("flwr-simulation", {}, ["init"]),
+        ("flwr-simulation", {WITHOUT_HELPERS: "1"}, ["init", *HELPERS]),
+    ],
+)
+def test_ray_is_patched_in_simulations_only(program: str, variables: dict[str, str], patched: list[str]) -> None:
+    """The client app is imported as Flower does. With Flower's own commands, Ray starts all its processes."""
     code = (
-        "import sys, hyperfl_flwr.app.client; from ray._private.node import Node;"
-        "print(*(getattr(Node, name).__module__ for name in sys.argv[1:]))"
+        "import sys; sys.argv = sys.argv[1:]; import hyperfl_flwr.app.client; print('ray' in sys.modules);"
+        "import ray; from ray._private.node import Node; found = {'init': ray.init} | vars(Node);"
+        "print(*(name for name in sys.argv[1:] if found[name].__code__.co_filename.endswith('ray_start.py')))"
     )
     environment = {name: value for name, value in os.environ.items() if name != WITHOUT_HELPERS} | variables
-    words = [sys.executable, "-c", code, *HELPERS]
+    words = [sys.executable, "-c", code, f"/bin/{program}", "init", *HELPERS]
     found = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    assert [name == "ray._private.node" for name in found.stdout.split()] == [starts] * 3
+    imported, names = found.stdout.splitlines()
+    assert (imported, names.split()) == (str(bool(patched)), patched)
+
+
+@pytest.mark.parametrize(("message", "calls"), [(f"The node {TOO_SLOW}.", ATTEMPTS), ("no such address", 1)])
+def test_ray_is_started_again_only_where_it_was_too_slow(message: str, calls: int) -> None:
+    asked = []
+
+    def start(address: str, *, num_cpus: int) -> None:
+        asked.append((address, num_cpus))
+        raise RuntimeError(message)
+
+    with pytest.raises(RuntimeError, match=message):
+        start_again(start)("local", num_cpus=2)
+    assert asked == [("local", 2)] * calls
 
 
 def test_the_values_of_a_numpy_client_have_a_public_name() -> None:
