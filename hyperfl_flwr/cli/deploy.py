@@ -212,6 +212,7 @@ def run_move(
 
 @deployments.command("start-warnings", hidden=True)
 def run_start_warnings(
+    host: Annotated[str, typer.Option(help="Address on which the SuperLink listens.")] = "0.0.0.0",  # noqa: S104
     port: Annotated[int | None, typer.Option(help="Port that must be free; otherwise the exit code is 3.")] = None,
 ) -> None:
     """Print the warnings that start.sh shows before Flower's program opens its ports, and check a port."""
@@ -222,7 +223,7 @@ def run_start_warnings(
     if port is not None:
         from hyperfl_flwr.deploy.check_server import is_in_use
 
-        if is_in_use(port):
+        if is_in_use(host, port):
             err.print(
                 f"error: port {port} of this machine is in use, perhaps by a SuperLink that already runs; see by which "
                 f"program with: ss -ltnp 'sport = :{port}'",

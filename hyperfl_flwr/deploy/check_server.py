@@ -1,5 +1,6 @@
 """`hyperfl deploy check` on the operator's machine: check files, certificates, the SuperLink and the nodes."""
 
+import errno
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from hyperfl_flwr.launch.findings import Finding, error, ok, warning
 from hyperfl_flwr.launch.flower_env import can_use_database_file
 
 FILES = ("ca.crt", "server.crt", "server.key", "start.sh", "flwr/config.toml")
+LOOPBACK = "127.0.0.1"
 NEW_CERTIFICATE = "run `hyperfl deploy renew` and restart the SuperLink"
 
 
@@ -64,7 +66,7 @@ def check_server(deployment: Deployment) -> Iterator[Finding]:
     yield ok("versions", ", ".join(f"{name} {version}" for name, version in shared_versions().items()))
     yield from _name(deployment)
     # By loopback and without proxies: the host's name and the network have their own checks.
-    answer, found = probe("127.0.0.1", deployment.port, deployment.server / "ca.crt", direct=True)
+    answer, found = probe(LOOPBACK, deployment.port, deployment.server / "ca.crt", direct=True)
     if answer is None:
         yield _no_answer(deployment, found)
     else:
@@ -136,7 +138,7 @@ def _running(deployment: Deployment, answer: Answer) -> Iterator[Finding]:
 
 def _no_answer(deployment: Deployment, found: Finding) -> Finding:
     """Return whether the SuperLink does not run, or another program uses its port."""
-    if not is_in_use(deployment.port):
+    if not is_in_use(LOOPBACK, deployment.port):
         return warning("superlink", "not running", f"start it: sh '{deployment.server / 'start.sh'}'")
     if found.subject == CERTIFICATE:
         return found
@@ -144,14 +146,20 @@ def _no_answer(deployment: Deployment, found: Finding) -> Finding:
     return error("port", f"{deployment.port} is in use by another program: {found.text}", remedy)
 
 
-def is_in_use(port: int) -> bool:
-    """Return whether a program on this machine listens on a port."""
-    with socket.socket() as probing:
-        probing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probing.bind(("0.0.0.0", port))  # noqa: S104 - never listens
-        except OSError:
-            return True
+def is_in_use(host: str, port: int) -> bool:
+    """Return whether a program on this machine listens on a port, so that another one could not.
+
+    Args:
+        host: Address, or name, on which the other one would listen; with nginx in front, that of the SuperLink only.
+        port: The port.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as probing:
+            probing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probing.bind(address)  # never listens
+    except OSError as failure:  # the SuperLink itself reports the others, such as an address of another machine
+        return failure.errno == errno.EADDRINUSE
     return False
 
 

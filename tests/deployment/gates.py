@@ -19,6 +19,7 @@ import pytest
 from programs import LocalDeployment, local_deployment
 from waiting import eventually
 
+from hyperfl_flwr.deploy.check_server import is_in_use
 from hyperfl_flwr.deploy.probe import probe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,14 +88,16 @@ def running_gate(operator: Path) -> Iterator[LocalDeployment]:
         patch.setenv("NO_PROXY", f"localhost,{INSIDE},{OUTSIDE}")
         patch.setenv("HYPERFL_BIND", "0.0.0.0")  # the file `environment`, which the page writes, must take precedence
         subprocess.run(["sh", "-c", bind], cwd=operator, check=True, timeout=60)
-        made.start_server()
-        assert not answers(made, OUTSIDE)
         with started(nginx, operator) as log:
+            eventually(lambda: is_in_use(OUTSIDE, made.deployment.port), "nginx")
+            made.start_server()  # as after a restart; by hand, it may start first
             eventually(lambda: answers(made, OUTSIDE), "nginx's answer")
             made.start_nodes()
             yield made
             # Strangers cannot fill the log; it names only nodes with too large a body.
             assert [line for line in log.read_text().splitlines() if "too large body" not in line] == []
+        assert answers(made, INSIDE)
+        assert not answers(made, OUTSIDE)
 
 
 def call(made: LocalDeployment, host: str, method: str, path: str) -> tuple[int, str, str]:

@@ -1,6 +1,7 @@
 """`hyperfl deploy check`: each fault is caused on purpose, and reported under its subject with a remedy."""
 
 import shutil
+import socket
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -96,6 +97,18 @@ def test_another_program_has_the_port(deployment: Deployment) -> None:
         assert port == ("port", told)
     with https_server(deployment.server, port=deployment.port, status=404):
         assert "is not a SuperLink" in errors(look(deployment.folder))["port"]
+
+
+def test_nginx_on_the_public_address_does_not_have_the_port(deployment: Deployment) -> None:
+    with socket.socket() as nginx:
+        try:
+            nginx.bind(("127.0.0.2", deployment.port))
+        except OSError:
+            pytest.skip("NEEDS THE ADDRESS 127.0.0.2")
+        nginx.listen()
+        found = look(deployment.folder)
+    assert errors(found) == {}
+    assert warnings(found)["superlink"] == "not running"
 
 
 def test_another_deployments_superlink_has_the_port(deployment: Deployment, tmp_path: Path) -> None:

@@ -322,10 +322,10 @@ def test_nginx_reads_what_is_written(tmp_path: Path) -> None:
 
 
 def test_only_a_server_for_others_listens_to_others(deployment: Deployment, tmp_path: Path) -> None:
-    assert '--host "${HYPERFL_BIND:-0.0.0.0}" --port 8123' in (deployment.server / "start.sh").read_text()
+    assert 'bind="${HYPERFL_BIND:-0.0.0.0}"' in (deployment.server / "start.sh").read_text()
     for number, host in enumerate(("localhost", "127.0.0.1")):
         local = make(tmp_path / str(number), host=host, nodes=1)
-        assert '--host "${HYPERFL_BIND:-127.0.0.1}" --port 8123' in (local.server / "start.sh").read_text()
+        assert 'bind="${HYPERFL_BIND:-127.0.0.1}"' in (local.server / "start.sh").read_text()
         assert NodeAddress.read(local.node(0)) == NodeAddress(number=0, nodes=1, host=host, port=8123)
 
 

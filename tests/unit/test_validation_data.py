@@ -33,6 +33,27 @@ def test_validation_data_are_a_part_of_the_training_data():
     assert not np.array_equal(held.test_indices(0), held.train_indices(0)[:10])
 
 
+@pytest.mark.parametrize("partition", ["similarity", "dirichlet", "iid"])
+def test_a_sample_that_is_used_twice_is_held_back_wherever_it_is_used(partition: str) -> None:
+    """Five clients of 600 samples share the 1,347 of digits."""
+    settings = replace(SETTINGS, num_clients=5, partition=partition, train_samples=600, validation_fraction=0.2)
+    held = load_federated_data(settings)
+    trained, validation = (
+        np.concatenate([positions(client) for client in range(5)])
+        for positions in (held.train_indices, held.test_indices)
+    )
+    assert not np.intersect1d(trained, validation).size
+    assert len(trained) + len(validation) == 5 * 600
+    assert len(np.unique(trained)) < len(trained)
+    assert 0.17 < len(validation) / (5 * 600) < 0.23
+
+
+def test_clients_of_few_samples_that_are_used_twice_are_refused() -> None:
+    settings = replace(SETTINGS, num_clients=400, train_samples=4, validation_fraction=0.2)
+    with pytest.raises(DataError, match=r"client \d+ would have 4 and 0, since samples that are used more than once"):
+        load_federated_data(settings)
+
+
 @pytest.mark.parametrize("fraction", [0.01, 0.999])
 def test_a_fraction_that_leaves_nothing_is_refused(fraction):
     with pytest.raises(DataError, match="of the 40 training samples of client 0"):

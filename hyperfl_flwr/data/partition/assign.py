@@ -113,11 +113,12 @@ def split_validation(
 ) -> dict[int, tuple[IntArray, IntArray]]:
     """Divide clients' training samples into training and validation samples.
 
-    Where the samples have groups, such as patients, a group is on the same side at all clients.
+    Where the samples have groups, such as patients, a group is on the same side at all clients. Where samples are used
+    more than once, each is on the same side wherever it is used.
 
     Args:
-        settings: Settings with the share of validation samples; their number is rounded half to even. Of clients that
-            the data set defines it is at least 1.
+        settings: Settings with the share of validation samples. Where no sample is used twice and there are no groups,
+            their number is rounded half to even, and of clients that the data set defines it is at least 1.
         train: Positions of each client's training samples, by client.
         data: The training data.
 
@@ -127,38 +128,57 @@ def split_validation(
     Raises:
         DataError: If a client would have no training samples or no validation samples.
     """
-    if data.groups is None:
+    drawn = np.concatenate(list(train.values()))
+    used = np.unique(drawn)
+    if data.groups is not None:
+        held = used[_held_groups(settings, data, used)]
+        reason = "its samples are divided by whole groups (data.group-by); give each client more groups"
+    elif len(used) < len(drawn):
+        held = used[_divided(settings, data, used, used)]
+        reason = "samples that are used more than once are held back wherever they are used; give it more samples"
+    else:
         # The sizes of natural clients are given: a small one has a validation sample, too.
         least = 0 if data.clients is None else 1
         return {client: _held_back(settings, client, indices, least) for client, indices in train.items()}
-    used = np.unique(np.concatenate(list(train.values())))
-    if len(np.unique(data.groups[used])) < 2:
-        raise DataError(
-            "data.validation-fraction needs training samples of 2 or more groups, but all are of the same; set it to 0",
-            public="data.validation-fraction holds back too few groups (data.group-by)",
-        )
-    strata = data.labels if data.clients is None else data.clients
-    rng = numpy_generator(settings.seed, "validation")
-    _, held = split_groups(strata[used], data.groups[used], settings.validation_fraction, rng)
-    if len(np.unique(data.groups[used][held])) < 2:
-        # A server that chooses the fraction must not have a single patient evaluated.
-        raise DataError(
-            f"data.validation-fraction = {settings.validation_fraction} holds back a single group (data.group-by); "
-            f"choose a larger fraction, or 0",
-            public="data.validation-fraction holds back too few groups (data.group-by)",
-        )
     of_validation = np.zeros(len(data), dtype=bool)
-    of_validation[used[held]] = True
+    of_validation[held] = True
     found = {}
     for client, indices in train.items():
         found[client] = indices[~of_validation[indices]], indices[of_validation[indices]]
         if not all(map(len, found[client])):
             raise DataError(
                 f"data.validation-fraction must leave every client training and validation samples, but client "
-                f"{client} would have {len(found[client][0])} and {len(found[client][1])}, since its samples are "
-                f"divided by whole groups (data.group-by); give each client more groups, or set the fraction to 0"
+                f"{client} would have {len(found[client][0])} and {len(found[client][1])}, since {reason}, or set the "
+                f"fraction to 0"
             )
     return found
+
+
+def _divided(settings: DataSettings, data: Split, used: IntArray, groups: IntArray) -> IntArray:
+    """Return which of the used samples are held back for validation: whole groups, about the share of each class."""
+    strata = data.labels if data.clients is None else data.clients
+    rng = numpy_generator(settings.seed, "validation")
+    return split_groups(strata[used], groups, settings.validation_fraction, rng)[1]
+
+
+def _held_groups(settings: DataSettings, data: Split, used: IntArray) -> IntArray:
+    """Return which of the used samples are held back where samples have groups; refuses a single group."""
+    assert data.groups is not None
+    groups = data.groups[used]
+    if len(np.unique(groups)) < 2:
+        raise DataError(
+            "data.validation-fraction needs training samples of 2 or more groups, but all are of the same; set it to 0",
+            public="data.validation-fraction holds back too few groups (data.group-by)",
+        )
+    held = _divided(settings, data, used, groups)
+    if len(np.unique(groups[held])) < 2:
+        # A server that chooses the fraction must not have a single patient evaluated.
+        raise DataError(
+            f"data.validation-fraction = {settings.validation_fraction} holds back a single group (data.group-by); "
+            f"choose a larger fraction, or 0",
+            public="data.validation-fraction holds back too few groups (data.group-by)",
+        )
+    return held
 
 
 def _held_back(settings: DataSettings, client: int, indices: IntArray, least: int) -> tuple[IntArray, IntArray]:
