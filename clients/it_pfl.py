@@ -74,6 +74,13 @@ class ITPFLClient(PFedHNClient):
         frozen = config.section(ITPFLConfig).fine_tunes(self.context.round, config.num_rounds)
         return tuple(group for group in self.shared if not (frozen and group == "encoder"))
 
+    def least_steps(self, samples: int) -> int:
+        """Return the number of local steps of the model or of the encoder, whichever is smaller."""
+        of_model = super().least_steps(samples)
+        if "encoder" not in self.exchanged_groups():
+            return of_model
+        return min(of_model, encoder_steps(self.context.config).num_steps(samples))
+
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Train the model, and the encoder unless it is frozen.
 
@@ -117,14 +124,16 @@ class ITPFLClient(PFedHNClient):
         Raises:
             ValueError: If the arrays do not fit the encoder, noise cannot protect its descriptors, or a query to a
                 trained client selects, corrupts or noises samples.
-            RefusalError: If the owner's privacy budget does not allow it, or noise does not suffice, see
-                `refuse_own_statistics`.
+            RefusalError: If the owner's privacy budget does not allow it, noise does not suffice, see
+                `refuse_own_statistics`, or there are fewer samples than the owner allows.
         """
         if question != QuerySpec() and not is_novel(self.context):
             raise ValueError("a trained client describes all of its samples, unchanged, or none")
         refuse_own_statistics(own_statistics=self.context.own_statistics and question.epsilon is not None)
         self.load_group("encoder", {key: torch.tensor(value) for key, value in received.items()})
         samples = unlabelled(self.context, question)
+        if self.context.checks is not None:
+            self.context.checks.require_size(f"client {self.context.client}", len(samples))
         if self.context.budget:
             self.context.budget.spend(self.context.round, descriptor_release(question.epsilon, question.delta))
         if question.epsilon is None:

@@ -12,6 +12,7 @@ from hyperfl_flwr.core.errors import RefusalError
 from hyperfl_flwr.core.storage import Arrays
 from hyperfl_flwr.node.received_models import ReceivedModels
 from hyperfl_flwr.privacy.received_network import COMPARING, Measured, ReceivedNetwork, measured_network
+from hyperfl_flwr.training.local_sgd import TrainingData
 from hyperfl_flwr.training.public_training import LocalSteps
 
 MOST_SAMPLES = 200
@@ -31,6 +32,18 @@ class CheckedNetwork(ParameterGroups, ClientModel):
     def steps(self) -> LocalSteps:
         """The local steps that train the shared parameters."""
         raise NotImplementedError
+
+    def training_data(self) -> TrainingData:
+        """Return the samples that the local steps train on."""
+        raise NotImplementedError
+
+    def least_steps(self, samples: int) -> int:
+        """Return the number of local steps that an uploaded group comes from; of several groups, the smallest.
+
+        Args:
+            samples: Number of samples that the steps train on.
+        """
+        return self.steps.num_steps(samples)
 
     @property
     def is_novel(self) -> bool:
@@ -52,15 +65,16 @@ class CheckedNetwork(ParameterGroups, ClientModel):
     def require_size(self) -> None:
         """Refuse to answer with fewer training samples or local steps than the owner allows.
 
-        The run's settings say which clients are novel, so a client with samples is not excepted for being one.
+        Samples that the run's settings hold back from training do not count. The settings also say which clients are
+        novel, so a client with samples is not excepted for being one.
 
         Raises:
             RefusalError: Naming the check to the owner, but not to the server.
         """
         context = self.context
-        samples = len(context.data.train_labels)
+        samples = len(self.training_data().train_labels)
         if context.checks is not None and (samples or not self.is_novel):
-            context.checks.require_size(self._who(context.round), samples, self.steps.num_steps(samples))
+            context.checks.require_size(self._who(context.round), samples, self.least_steps(samples))
 
     def check_received(self) -> None:
         """Compare the received network with the owner's rules, and keep it for the next round unless it is refused.

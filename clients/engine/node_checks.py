@@ -44,13 +44,13 @@ class NodeChecks:
     min_steps: int
     note: Callable[[str], None]
 
-    def require_size(self, who: str, samples: int, steps: int) -> None:
+    def require_size(self, who: str, samples: int, steps: int | None = None) -> None:
         """Refuse to answer for a client with few training samples, or under settings with few local steps.
 
         Args:
             who: The client and the round, for log and ledger.
-            samples: Number of its training samples.
-            steps: Number of local steps that it takes in a round.
+            samples: Number of its samples that the answer comes from.
+            steps: Number of local steps that the answer comes from; None if it trains nothing.
 
         Raises:
             RefusalError: Naming the check to the owner, but not to the server.
@@ -61,7 +61,7 @@ class NodeChecks:
             f"{who}: {key} = {least}, but it has {number} {what}; no answer is sent. Give it more data, ask the "
             f"operator for other settings, or lower {key} in the node config"
             for key, number, least, what in sizes
-            if number < least
+            if number is not None and number < least
         ]
         self._refuse(few)
 

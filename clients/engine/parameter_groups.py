@@ -91,9 +91,11 @@ class ParameterGroups:
             }
         else:
             stored = self.context.state.load(version) if self.keeps_state(config) else {}
-            private = {key: torch.tensor(value) for key, value in stored.items()}
+            tensors = {key: torch.tensor(value) for key, value in stored.items()}
             if config.keep == "best":
-                self.best = BestModel.of(private)
+                self.best = BestModel.of(tensors)
+            # What the node has stored never takes the place of what it has received: it would be sent.
+            private = {key: tensor for key, tensor in tensors.items() if group_of(key) in kept}
         tensors = {key: self.received_tensor(key, value) for key, value in received.items()} | private
         for group in (*self.exchanged_groups(), *kept):
             self.load_group(group, tensors)

@@ -13,6 +13,7 @@ trained model. Its accuracies stay on the node.
 """
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, RecordDict
 
 from clients.engine.context import ClientContext
+from clients.engine.node_checks import NodeChecks
 from clients.novel.labelled import labelled_data
 from clients.novel.node import budget_of_node, check_body
 from clients.pfedhn import PFedHNClient
@@ -96,11 +98,16 @@ class JoiningNode:
         }
         return Message(RecordDict({PROPERTIES: ConfigRecord(properties)}), reply_to=message)
 
-    def answer(self, message: Message) -> Message:
-        """Answer a JOIN message with a report and, except in the last step, the change of the received model."""
+    def answer(self, message: Message, checks: NodeChecks) -> Message:
+        """Answer a JOIN message with a report and, except in the last step, the change of the received model.
+
+        Args:
+            message: The message.
+            checks: The checks of the node's owner.
+        """
         content = RecordDict()
         try:
-            change, num_examples = self._train(message)
+            change, num_examples = self._train(message, checks)
             if change:
                 content[PER_CLIENT_ARRAYS] = pack_arrays(
                     {per_client_key(self.client, key): value for key, value in change.items()}
@@ -113,14 +120,15 @@ class JoiningNode:
         content[CLIENTS] = report.to_record()
         return Message(content, reply_to=message)
 
-    def _train(self, message: Message) -> tuple[SharedArrays, int]:
+    def _train(self, message: Message, checks: NodeChecks) -> tuple[SharedArrays, int]:
         """Train the received model; returns its change, and the number of training samples."""
         step = JoiningStep.of(message.content)
         recipe = TargetRecipe.of(dict(record_of(message.content, RECIPE, ConfigRecord)))
         received = by_number(unpack_arrays(record_of(message.content, PER_CLIENT_ARRAYS, ArrayRecord)))
         if set(received) != {self.client}:
             raise ValueError(f"the message has models for the clients {sorted(received)}, this is client {self.client}")
-        member = self._member(step, recipe)
+        member = self._member(step, recipe, checks)
+        member.require_size()
         arrays = received[self.client]
         if problem := layout_problem(*(dict.fromkeys(keys, np.zeros(0)) for keys in (member.keys(), arrays))):
             raise ValueError(problem)
@@ -149,9 +157,10 @@ class JoiningNode:
         }
         write_model(self.output, member.target_state(), recipe, about)
         begun.unlink()
+        shutil.rmtree(member.context.state.directory, ignore_errors=True)  # received models, for the checks
         return {}, num_examples
 
-    def _member(self, step: JoiningStep, recipe: TargetRecipe) -> PFedHNClient:
+    def _member(self, step: JoiningStep, recipe: TargetRecipe, checks: NodeChecks) -> PFedHNClient:
         """Return the client; the server can set its local training, but no path."""
         config = joining_config(json.loads(step.settings)).model_copy(update={"target": recipe.target})
         if not self.node.simulated:
@@ -172,6 +181,7 @@ class JoiningNode:
                 classes=recipe.classes,
                 target_mean=recipe.target_mean,
                 target_std=recipe.target_std,
+                checks=checks,
                 budget=None if step.is_last else budget_of_node(self.node, JOIN),  # nothing is sent after the last step
             )
         )

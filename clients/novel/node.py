@@ -69,6 +69,7 @@ class NovelNode:
                 delta=node.novel_delta,
                 device=resolve_device(node.device),
                 budget=budget_of_node(node, PERSONALIZE),
+                min_samples=node.min_samples,
             ),
             partition=node.partition_id or 0,
             num_nodes=node.num_partitions or 1,

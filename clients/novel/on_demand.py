@@ -25,8 +25,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from clients.engine.node_checks import REFUSED
 from hyperfl_flwr.core.atomic_files import write_atomically
-from hyperfl_flwr.core.errors import ConfigError, DataError
+from hyperfl_flwr.core.errors import ConfigError, DataError, RefusalError
 from hyperfl_flwr.data.sample_format import window_of
 from hyperfl_flwr.data.unlabelled import Unlabelled, read_unlabelled
 from hyperfl_flwr.metrics.predictions import batches
@@ -56,6 +57,7 @@ class NovelOwner:
         epsilon: Privacy parameter epsilon of the descriptor's noise; None for no noise.
         delta: Privacy parameter delta of the descriptor's noise; None for no noise.
         budget: The record of what descriptors spend; None to record nothing.
+        min_samples: Least number of samples that a descriptor is computed from.
 
     Raises:
         ConfigError: If one of epsilon and delta is given without the other, or is out of range.
@@ -67,6 +69,7 @@ class NovelOwner:
     epsilon: float | None = None
     delta: float | None = None
     budget: PrivacyBudget | None = None
+    min_samples: int = 1
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) != (self.delta is None):
@@ -131,8 +134,15 @@ class OnDemandClient:
         Raises:
             ValueError: If the arrays are not those of the encoder.
             StateError: If another descriptor has been released into the output folder.
-            RefusalError: If the owner's privacy budget does not allow it.
+            RefusalError: If the owner's privacy budget does not allow it, or there are fewer samples than the owner
+                allows.
         """
+        if len(self.found) < self.owner.min_samples:
+            raise RefusalError(
+                f"min-samples = {self.owner.min_samples}, but {self.owner.data} holds {len(self.found)}; no descriptor "
+                f"is sent. Give it more samples, or lower min-samples in the node config",
+                public=REFUSED,
+            )
         encoder = self._loaded(self.recipe.new_encoder(), received, "encoder")
         # A release is repeated only for equal inputs; each further noisy release would cost privacy budget.
         made_of = {

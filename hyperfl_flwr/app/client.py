@@ -195,16 +195,18 @@ def personalize(message: Message, _: Context, node: NodeConfig) -> Message:
 
 @app.query(JOIN.removeprefix("query."))
 @on_node
-def join(message: Message, _: Context, node: NodeConfig) -> Message:
+def join(message: Message, context: Context, node: NodeConfig) -> Message:
     """Train the model that the server has generated for a client that joins a finished run.
 
     Raises:
         RefusalError: If the node does not join a run.
     """
     from clients.novel.joining import JoiningNode
+    from hyperfl_flwr.app.owners_checks import checks_of
 
     if joining := JoiningNode.of(node):
-        return joining.answer(message)
+        note = finding_recorder(ledger_for(message, context), message, context)
+        return joining.answer(message, checks_of(node, note))
     raise RefusalError("this node has no join-data and does not join a finished run")
 
 

@@ -38,9 +38,9 @@ from hyperfl_flwr.data.sample_format import refuse_own_statistics, title_of
 from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.models.provenance import method_hash, needs_files, network_hash, use_weights
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.node.cross_site_consent import is_for_matrix
 from hyperfl_flwr.node.data_versions import Version, changed_text, note
 from hyperfl_flwr.node.private_state import PrivateState, state_folder
+from hyperfl_flwr.node.run_record import keep_record
 from hyperfl_flwr.node.secure_cohort import SecureCohort
 from hyperfl_flwr.node.secure_sums import SecureTerms
 from hyperfl_flwr.privacy.secret_rotation import read_key, run_key
@@ -72,12 +72,12 @@ class NodeApp:
         if problem := adversary_problem(self.config, simulated=self.simulated):
             raise RefusalError(problem)
         self.lies = self.partition in self.config.adversary.lying_nodes(self.config.seed, self.num_nodes)
-        self.clients = clients_of_node(self.partition, self.num_nodes, self.config.hosted_clients)
         if self.node.has_local_data and self.num_nodes != self.config.hosted_clients:
             raise RefusalError(
                 f"a node with local data hosts exactly one client: num-clients plus novel.clients must be the "
                 f"number of nodes, {self.num_nodes}, got {self.config.hosted_clients}"
             )
+        self.clients = clients_of_node(self.partition, self.num_nodes, self.config.hosted_clients)
         refuse_unbounded(node, self.config, self.clients)
         refuse_own_as_public(self.config, simulated=self.simulated)
         self.cross_site = self.config.cross_site and (self.simulated or self.node.cross_site)
@@ -133,7 +133,9 @@ class NodeApp:
         except ConfigError as error:  # its texts quote only the run's settings
             raise RefusalError(str(error)) from None
         states, key = self.states(request), self._mixing_key(request.experiment)
-        cross_site = self.cross_site if self.simulated else is_for_matrix(states, allowed=self.cross_site)
+        cross_site = self.cross_site
+        if self._has_state_of_runs:
+            cross_site = keep_record(states, self._settings(), allows_matrix=self.cross_site)
         # A simulated node that is asked outside a run has no folder, and no data of its own to account for.
         keeps_record = bool(self.node.state_dir or request.run_directory or not self.simulated)
         record = state_folder(self.node.state_dir, request.run_directory, simulated=self.simulated)
@@ -169,7 +171,7 @@ class NodeApp:
             return client_class.metric_names(config, phase, server_round)
 
         terms = SecureTerms(
-            settings=settings_digest(RunConfig.from_flat(self._received).flat()),  # without the owner's
+            settings=settings_digest(self._settings()),
             num_clients=config.hosted_clients,
             reductions=client_class.reductions(config),
             range=config.secagg.range,
@@ -216,8 +218,16 @@ class NodeApp:
     def states(self, request: Request) -> Path:
         """Return the folder of the clients' private state: in the owner's state-dir, or in a simulation the run's."""
         folder = state_folder(self.node.state_dir, request.run_directory, simulated=self.simulated)
-        # A state-dir holds the state of several runs; a run's own folder that of one.
-        return folder / request.experiment if self.node.state_dir or not self.simulated else folder
+        return folder / request.experiment if self._has_state_of_runs else folder
+
+    @property
+    def _has_state_of_runs(self) -> bool:
+        """Whether private state is in a folder for several runs, such as an owner's, and not in that of one run."""
+        return bool(self.node.state_dir) or not self.simulated
+
+    def _settings(self) -> dict[str, Scalar]:
+        """Return all settings of the run as the server has sent them, without those of the node's owner."""
+        return RunConfig.from_flat(self._received).flat()
 
     def _note_version(self, data: FederatedData) -> None:
         """Record the version of the owner's data, and log a warning if they have changed since the last run."""

@@ -36,6 +36,7 @@ from hyperfl_flwr.data.sample_weights import parse_class_weights
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.names import TARGETS
 from hyperfl_flwr.models.pretrained.names import NAMED, is_pretrained, parse
+from hyperfl_flwr.protocol.hosting import MOST_CLIENTS
 
 
 def _check_known(value: str, known: Collection[str]) -> str:
@@ -83,7 +84,7 @@ class FederationConfig(Section):
         "Seed of initial values, client sampling and batches; the partition has `data.seed`.",
         values="whole number from 0 to 2^63 - 1",
     )
-    num_clients: Positive = setting(20, "Number N of trained clients.")
+    num_clients: Annotated[int, Field(ge=1, le=MOST_CLIENTS)] = setting(20, "Number N of trained clients.")
     num_rounds: Positive = setting(10, "Number of federated rounds; a resumed run may have more.", resumable=True)
     fraction_train: Annotated[float, Field(gt=0, le=1)] = setting(
         1.0, "Share of the clients that a round trains; the last round trains all unless `last-round = sampled`."

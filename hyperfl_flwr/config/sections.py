@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, BeforeValidator, ValidationInfo, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from hyperfl_flwr.core.settings import (
     AbsolutePath,
@@ -17,6 +17,7 @@ from hyperfl_flwr.core.settings import (
     Section,
     setting,
 )
+from hyperfl_flwr.protocol.hosting import MOST_CLIENTS
 
 
 def _numbers(text: str) -> str:
@@ -76,7 +77,7 @@ class NovelConfig(Section):
     key: ClassVar[str] = "novel"
     title: ClassVar[str] = "Novel clients"
 
-    clients: NonNegative = setting(
+    clients: Annotated[int, Field(ge=0, le=MOST_CLIENTS)] = setting(
         0,
         "Number of clients that are not trained and are assessed after the last round, with `fedavg`, `pfedhn` and "
         "`it-pfl`. The data are divided among them and the N trained clients.",

@@ -3,6 +3,9 @@
 MOST_NODES = 10_000
 """Largest number of nodes of a run; the server lists missing nodes, so the list must stay short."""
 
+MOST_CLIENTS = 1_000_000
+"""Largest number of clients of a run; nodes list theirs, and the server names the number."""
+
 
 def clients_of_node(partition: int, num_nodes: int, num_clients: int) -> list[int]:
     """Return the ids of the clients that a node hosts, ascending.

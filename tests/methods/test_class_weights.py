@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from clients.novel.joining import JoiningNode
 from hyperfl_flwr.app.node import NodeApp
+from hyperfl_flwr.app.owners_checks import checks_of
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
@@ -227,4 +228,4 @@ def test_a_node_that_joins_refuses_them_too(tmp_path):
     own = {"join-data": f"npz:{tmp_path / 'own.npz'}", "novel-output": str(tmp_path / "out"), "device": "cpu"}
     joining = JoiningNode.of(NodeConfig.of(own | {"partition-id": 0, "num-partitions": 1}))
     with pytest.raises(RefusalError, match="must not differ by more than a factor of 10"):
-        joining._member(JoiningStep(settings=text, number=1, is_last=False), recipe)
+        joining._member(JoiningStep(settings=text, number=1, is_last=False), recipe, checks_of(joining.node, print))

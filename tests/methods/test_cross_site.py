@@ -175,20 +175,24 @@ def asked_again(settings, own, kind, experiment, **changes):
     return grid.send_and_receive([Message(content, dst_node_id=FIRST_NODE_ID, message_type=kind)])[0]
 
 
-@pytest.mark.parametrize("kind", [SEND_MODEL, SCORE_MODELS, MessageType.TRAIN, MessageType.EVALUATE])
-def test_models_of_runs_without_it_do_not_leave(kind, federate, tmp_path):
-    """Neither by naming an earlier run in the messages of one that asks for models, nor by training it again."""
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [(False, "the settings cross-site are not those of this run's first message"), (True, "both from the run's first")],
+)
+def test_models_of_runs_without_it_do_not_leave(asked, reason, federate, tmp_path):
+    """The server asks for them later, in a run that had not asked, or of a node whose owner had not allowed it."""
     own = {"state-dir": str(tmp_path / "node-0"), "device": "cpu"}
-    run = federate("fedrep", 1, grid=owners_grid(tmp_path, ()), num_clients=1)
+    run = federate("fedrep", 1, grid=owners_grid(tmp_path, ()), num_clients=1, cross_site=asked)
     manifest = json.loads((run / "manifest.json").read_text())
     assert (tmp_path / "node-0" / manifest["experiment"] / "client-00000" / "model.npz").is_file()
     own |= {"cross-site": True}
     asking = manifest["settings"] | {"cross-site": True}
-    asked_again(asking, own, kind, manifest["experiment"])
+    for kind in (MessageType.TRAIN, MessageType.EVALUATE):
+        assert asked or asked_again(asking, own, kind, manifest["experiment"]).has_error()
     for query in (SEND_MODEL, SCORE_MODELS):
         reply = asked_again(asking, own, query, manifest["experiment"])
         assert reply.has_error()
-        assert "both from the run's first message on" in reply.error.reason
+        assert reason in reply.error.reason
 
 
 @pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.EVALUATE])
@@ -199,6 +203,9 @@ def test_a_run_keeps_what_it_began_with(kind, federate, tmp_path):
     manifest = json.loads((run / "manifest.json").read_text())
     private = manifest["settings"] | {"cross-site": False, "dp.epsilon": 1.0}
     reply = asked_again(private, own, kind, manifest["experiment"])
+    assert reply.has_error()
+    assert "the settings cross-site, dp.epsilon are not those of this run's first message" in reply.error.reason
+    reply = asked_again(manifest["settings"], own | {"cross-site": False}, kind, manifest["experiment"])
     assert reply.has_error()
     assert "this run began with cross-site = true, which must stay" in reply.error.reason
 

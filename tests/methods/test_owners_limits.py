@@ -1,0 +1,107 @@
+"""A node's limits hold whatever settings the server names: stored state stays, and no few samples or steps answer."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from clients.engine.base import BaseClient
+from clients.engine.context import ClientContext
+from clients.engine.node_checks import REFUSED, NodeChecks
+from clients.novel.joining import JoiningNode
+from hyperfl_flwr.app.methods import client_of
+from hyperfl_flwr.app.owners_checks import checks_of
+from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.config.node_config import NodeConfig
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import with_defaults
+from hyperfl_flwr.core.errors import RefusalError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.data.federated_data import ClientData
+from hyperfl_flwr.models.model_spec import TargetRecipe
+from hyperfl_flwr.node.private_state import PrivateState
+from hyperfl_flwr.privacy.budget import PrivacyBudget
+from hyperfl_flwr.protocol.queries import JoiningStep
+
+EXPERIMENT = "0123456789abcdef"
+COMMON: Mapping[str, Scalar] = {"dataset": "digits", "target": "mlp", "batch-size": 10, "num-rounds": 2}
+
+
+def data_of(samples: int) -> ClientData:
+    rng = torch.Generator().manual_seed(0)
+    images, labels = torch.rand(samples, 1, 8, 8, generator=rng), torch.randint(0, 10, (samples,), generator=rng)
+    return ClientData(
+        train_images=images, train_labels=labels, test_images=images[:5], test_labels=labels[:5], augmentation=None,
+        num_classes=10, train_weights=None, validation=(images[:5], labels[:5]),
+    )  # fmt: skip
+
+
+def client(folder: Path, samples: int, server_round: int, checks: NodeChecks | None, **settings: Scalar) -> BaseClient:
+    config = resolved(RunConfig.from_flat(with_defaults({**COMMON, **settings})))
+    context = ClientContext(
+        config=config, client=0, data=data_of(samples), device=torch.device("cpu"), mean=(0.0,), std=(1.0,),
+        state=PrivateState(folder / EXPERIMENT, EXPERIMENT, 0), round=server_round, checks=checks,
+        budget=PrivacyBudget(path=folder / "privacy.jsonl", experiment=EXPERIMENT, client=0, is_only_client=True),
+    )  # fmt: skip
+    return client_of(config.method)(context)
+
+
+def test_what_a_client_has_stored_is_not_sent_in_place_of_what_it_has_received(tmp_path: Path) -> None:
+    """Without the node's record of runs: `local` stores a private model, and `fedavg` shares a group of that name."""
+    best: Mapping[str, Scalar] = {"keep": "best", "data.validation-fraction": 0.2}
+    member = client(tmp_path, 40, 1, None, method="local", **best)
+    member.fit([], {"round": 1, "version": 0, "kept-version": 0})
+    private = [value.clone().numpy() for value in member.groups["model"].state_dict().values()]
+    later = client(tmp_path, 40, 2, None, **{"method": "fedavg", "dp.epsilon": 1.0, "learning-rate": 1e-30, **best})
+    sent, _, _ = later.fit([np.zeros_like(value) for value in private], {"round": 2, "version": 1, "kept-version": 1})
+    assert all(np.abs(value).max() < 1e-20 for value in sent)
+    assert later.best is not None
+
+
+def limits(notes: list[str], **least: int) -> NodeChecks:
+    return NodeChecks(rules={}, note=notes.append, **{"min_samples": 1, "min_steps": 1, **least})
+
+
+@pytest.mark.parametrize("settings", [{"knn-per.held-back": 0.995}, {"fedakd.held-back": 0.9, "fedakd.samples": 50}])
+def test_samples_that_are_held_back_do_not_count(settings: Mapping[str, Scalar], tmp_path: Path) -> None:
+    (method,) = {key.partition(".")[0] for key in settings}
+    notes: list[str] = []
+    member = client(tmp_path, 200, 1, limits(notes, min_samples=100), method=method, **settings)
+    with pytest.raises(RefusalError, match="min-samples = 100"):
+        member.require_size()
+    assert "training samples; no answer is sent" in notes[0]
+    client(tmp_path, 200, 1, limits(notes, min_samples=100), method="fedavg").require_size()
+
+
+def test_the_steps_of_an_encoder_count(tmp_path: Path) -> None:
+    least = limits([], min_steps=4)
+    few: Mapping[str, Scalar] = {
+        "method": "it-pfl", "it-pfl.encoder-steps": 1, "it-pfl.encoder-batch-size": 1, "it-pfl.fine-tune-rounds": 1,
+    }  # fmt: skip
+    with pytest.raises(RefusalError, match="min-steps = 4, but it has 1 local steps"):
+        client(tmp_path, 200, 1, least, **few).require_size()
+    client(tmp_path, 200, 2, least, **few).require_size()  # the encoder is constant
+
+
+@pytest.mark.parametrize(("least", "reason"), [({"min-samples": 50}, "min-samples"), ({"min-steps": 5}, "min-steps")])
+def test_the_limits_hold_for_a_node_that_joins(least: Mapping[str, Scalar], reason: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "own.npz", images=rng.integers(0, 256, (20, 6, 5), dtype=np.uint8), labels=np.arange(20) % 4)
+    own = {"join-data": f"npz:{tmp_path / 'own.npz'}", "novel-output": str(tmp_path / "out"), "partition-id": 0}
+    joining = JoiningNode.of(NodeConfig.of({**own, "num-partitions": 1, "device": "cpu", **least}))
+    assert joining is not None
+    recipe = TargetRecipe(target="mlp", input_shape=(1, 6, 5), mean=(0.5,), std=(0.5,), classes=("0", "1", "2", "3"))
+    settings = with_defaults({"method": "pfedhn", "pfedhn.local-steps": 1, "batch-size": 50})
+    flat = resolved(RunConfig.from_flat(settings)).flat()
+    step = JoiningStep(settings=json.dumps(flat), number=1, is_last=False)
+    notes: list[str] = []
+    member = joining._member(step, recipe, checks_of(joining.node, notes.append))
+    with pytest.raises(RefusalError, match=reason) as caught:
+        member.require_size()
+    assert caught.value.public == REFUSED
+    assert reason in notes[0]
+    assert member.context.checks is not None
+    assert member.context.checks.rules
