@@ -73,7 +73,7 @@ class CheckedNetwork(ParameterGroups, ClientModel):
         """
         context = self.context
         samples = len(self.training_data().train_labels)
-        if context.checks is not None and (samples or not self.is_novel):
+        if context.checks is not None and (len(context.data.train_labels) or not self.is_novel):
             context.checks.require_size(self._who(context.round), samples, self.least_steps(samples))
 
     def check_received(self) -> None:

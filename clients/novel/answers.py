@@ -94,7 +94,8 @@ def classifier_gradients(member: BaseClient, received: SharedArrays, question: Q
     Raises:
         ValueError: If the run does not compare samples, the classifiers do not match them, or a query to a trained
             client selects, corrupts or noises samples.
-        RefusalError: If the owner's privacy budget does not allow it.
+        RefusalError: If the owner's privacy budget does not allow it, or a half has fewer samples than the owner
+            allows.
     """
     classifiers, samples, _, sides = _opposed(member.context, received, question)
     total = question.samples or len(member.context.data.train_images)
@@ -119,9 +120,11 @@ def _opposed(
         raise ValueError(f"samples are compared only in runs of {COMPARED} with novel clients")
     if question != QuerySpec() and not is_novel(context):
         raise ValueError("a trained client compares all of its samples, unchanged, or none")
-    spend_unbounded(context)
     samples = unlabelled(context, question)
     learned, held = split(samples, numpy_generator(context.config.seed, "a-distance", context.client))
+    if context.checks is not None:  # each answer comes from one half
+        context.checks.require_size(f"client {context.client}", min(len(learned), len(held)))
+    spend_unbounded(context)
     classifiers = torch.tensor(received[CLASSIFIERS], device=context.device)
     if classifiers.ndim != 2 or classifiers.shape[1] != learned.shape[1] + 1:
         raise ValueError(f"classifiers must be [M, {learned.shape[1] + 1}], got {tuple(classifiers.shape)}")

@@ -13,7 +13,6 @@ trained model. Its accuracies stay on the node.
 """
 
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.models.standalone import write_model
 from hyperfl_flwr.node.cohort import failure_of
 from hyperfl_flwr.node.private_state import INITIAL, PrivateState
+from hyperfl_flwr.node.received_models import ReceivedModels
 from hyperfl_flwr.protocol.arrays import SharedArrays, by_number, diverged, layout_problem, not_finite, per_client_key
 from hyperfl_flwr.protocol.messages import (
     CLIENTS,
@@ -107,7 +107,7 @@ class JoiningNode:
         """
         content = RecordDict()
         try:
-            change, num_examples = self._train(message, checks)
+            change, num_examples = self._train(message.content, checks)
             if change:
                 content[PER_CLIENT_ARRAYS] = pack_arrays(
                     {per_client_key(self.client, key): value for key, value in change.items()}
@@ -120,15 +120,17 @@ class JoiningNode:
         content[CLIENTS] = report.to_record()
         return Message(content, reply_to=message)
 
-    def _train(self, message: Message, checks: NodeChecks) -> tuple[SharedArrays, int]:
+    def _train(self, content: RecordDict, checks: NodeChecks) -> tuple[SharedArrays, int]:
         """Train the received model; returns its change, and the number of training samples."""
-        step = JoiningStep.of(message.content)
-        recipe = TargetRecipe.of(dict(record_of(message.content, RECIPE, ConfigRecord)))
-        received = by_number(unpack_arrays(record_of(message.content, PER_CLIENT_ARRAYS, ArrayRecord)))
+        step = JoiningStep.of(content)
+        recipe = TargetRecipe.of(dict(record_of(content, RECIPE, ConfigRecord)))
+        received = by_number(unpack_arrays(record_of(content, PER_CLIENT_ARRAYS, ArrayRecord)))
         if set(received) != {self.client}:
             raise ValueError(f"the message has models for the clients {sorted(received)}, this is client {self.client}")
         member = self._member(step, recipe, checks)
         member.require_size()
+        if step.number == 1:  # of a join that was given up
+            ReceivedModels(member.context.state).forget()
         arrays = received[self.client]
         if problem := layout_problem(*(dict.fromkeys(keys, np.zeros(0)) for keys in (member.keys(), arrays))):
             raise ValueError(problem)
@@ -157,12 +159,14 @@ class JoiningNode:
         }
         write_model(self.output, member.target_state(), recipe, about)
         begun.unlink()
-        shutil.rmtree(member.context.state.directory, ignore_errors=True)  # received models, for the checks
+        ReceivedModels(member.context.state).forget()
         return {}, num_examples
 
     def _member(self, step: JoiningStep, recipe: TargetRecipe, checks: NodeChecks) -> PFedHNClient:
         """Return the client; the server can set its local training, but no path."""
-        config = joining_config(json.loads(step.settings)).model_copy(update={"target": recipe.target})
+        config = joining_config(json.loads(step.settings))
+        # A run's trained clients have numbers below num-clients.
+        config = config.model_copy(update={"target": recipe.target, "num_clients": self.client + 1})
         if not self.node.simulated:
             config.weighting.refuse_isolation()
         check_body(self.node, recipe)

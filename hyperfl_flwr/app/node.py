@@ -26,6 +26,7 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.secure import secure_node
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings, resumable_changes, training_autos
 from hyperfl_flwr.core.arithmetic import set_arithmetic
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError, RefusalError
@@ -135,7 +136,7 @@ class NodeApp:
         states, key = self.states(request), self._mixing_key(request.experiment)
         cross_site = self.cross_site
         if self._has_state_of_runs:
-            cross_site = keep_record(states, self._settings(), allows_matrix=self.cross_site)
+            cross_site = self._keep_record(states)
         # A simulated node that is asked outside a run has no folder, and no data of its own to account for.
         keeps_record = bool(self.node.state_dir or request.run_directory or not self.simulated)
         record = state_folder(self.node.state_dir, request.run_directory, simulated=self.simulated)
@@ -224,6 +225,21 @@ class NodeApp:
     def _has_state_of_runs(self) -> bool:
         """Whether private state is in a folder for several runs, such as an owner's, and not in that of one run."""
         return bool(self.node.state_dir) or not self.simulated
+
+    def _keep_record(self, states: Path) -> bool:
+        """Record the run, or refuse a message that does not fit its record; returns whether models may leave."""
+        method, in_use = self.config.method, self.config.flat()
+        may_change = resumable_changes(method)
+        if self.config.dp.epsilon:  # the noise of all steps was computed for that number of rounds
+            may_change -= {"num-rounds"}
+        return keep_record(
+            states,
+            # A resumed run may have `auto` or its number.
+            self._settings() | {key: in_use[key] for key in training_autos(method)},
+            defaults=default_settings(method),
+            may_change=may_change,
+            allows_matrix=self.cross_site,
+        )
 
     def _settings(self) -> dict[str, Scalar]:
         """Return all settings of the run as the server has sent them, without those of the node's owner."""

@@ -5,6 +5,7 @@ names the rounds, so a round that comes again, or out of order, is compared, too
 there is one, otherwise with the newest.
 """
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,14 @@ class ReceivedModels:
         for file in [*self._files(), *leftovers(folder, PATTERN)]:
             if file not in (path, *earlier):
                 file.unlink(missing_ok=True)
+
+    def forget(self) -> None:
+        """Delete all models of the client, and its folder if nothing else is in it."""
+        folder = self._state.directory
+        for file in [*self._files(), *leftovers(folder, PATTERN)]:
+            file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
     def _path(self, server_round: int) -> Path:
         return self._state.directory / f"received-{server_round:06d}.npz"

@@ -8,11 +8,10 @@ or with a cross-site matrix. Of a run's settings only those may change that a re
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from hyperfl_flwr.config.table import default_settings, resumable_changes
 from hyperfl_flwr.core.append_only import append, locked
 from hyperfl_flwr.core.atomic_files import unwritable
 from hyperfl_flwr.core.errors import RefusalError, StateError
@@ -22,12 +21,22 @@ FILE = "run.json"
 """Name of the record in the node's folder of the run: a line with a JSON object."""
 
 
-def keep_record(folder: Path, settings: Mapping[str, Scalar], *, allows_matrix: bool) -> bool:
+def keep_record(
+    folder: Path,
+    settings: Mapping[str, Scalar],
+    *,
+    defaults: Mapping[str, Scalar],
+    may_change: Collection[str],
+    allows_matrix: bool,
+) -> bool:
     """Record a run in its first message, and refuse later messages that do not fit the record.
 
     Args:
         folder: The node's folder of the run.
-        settings: All settings of the message, as the server has sent them.
+        settings: All settings of the message, as the server has sent them, with numbers instead of `auto` where these
+            determine the training.
+        defaults: The defaults of all settings, for those that the version of the first message did not have.
+        may_change: Settings that may change during a run.
         allows_matrix: Whether the settings and the owner ask for and allow a cross-site matrix.
 
     Returns:
@@ -53,7 +62,12 @@ def keep_record(folder: Path, settings: Mapping[str, Scalar], *, allows_matrix: 
     except OSError as error:
         problem = unwritable(folder, error, 10_000)
         raise StateError(f"the record of this run is not kept, so the node takes no part in it: {problem}") from error
-    _compare(found["settings"], settings)
+    old = {**defaults, **found["settings"]}
+    if changed := sorted(key for key in {*old, *settings}.difference(may_change) if old.get(key) != settings.get(key)):
+        raise RefusalError(
+            f"the settings {', '.join(changed)} are not those of this run's first message to this node; a run keeps "
+            f"its settings, so start a new one"
+        )
     if found["matrix"] and not allows_matrix:
         raise RefusalError(
             "this run began with cross-site = true, which must stay, at the server and at the node's owner; begin a "
@@ -72,13 +86,3 @@ def _read(file: int) -> dict[str, Any] | None:
         if isinstance(found, dict):
             return found
     return None
-
-
-def _compare(recorded: Mapping[str, Scalar], settings: Mapping[str, Scalar]) -> None:
-    method = str(settings["method"])
-    old, may_change = {**default_settings(method), **recorded}, resumable_changes(method)
-    if changed := sorted(key for key in {*old, *settings} - may_change if old.get(key) != settings.get(key)):
-        raise RefusalError(
-            f"the settings {', '.join(changed)} are not those of this run's first message to this node; a run keeps "
-            f"its settings, so start a new one"
-        )

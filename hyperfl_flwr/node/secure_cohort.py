@@ -48,7 +48,9 @@ class SecureCohort:
         request = Request.of(content)
         step, encoding = self.node.accept(content, "train", request, received.alike, self.terms)
         share = self._share_of_noise(step.header, encoding)
-        ratio, noise = self.terms.max_update_ratio, self.terms.local_noise
+        # With noise in the sum a part is bounded by its clipping. Whether it is above another bound would leave
+        # without noise, as the failure of its client.
+        ratio, noise = 0.0 if share else self.terms.max_update_ratio, self.terms.local_noise
         total = EncodedSum(encoding, ratio, noise, cuts_off=self.terms.cuts_off)
         result = train_cohort(trainer, request, received, total, send_details=False)
         if share and result.results:

@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from flwr.app import ConfigRecord, RecordDict
 
 from clients.engine.base import BaseClient
 from clients.engine.context import ClientContext
 from clients.engine.node_checks import REFUSED, NodeChecks
+from clients.novel.answers import CLASSIFIERS, classifier_errors, classifier_gradients
 from clients.novel.joining import JoiningNode
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.owners_checks import checks_of
@@ -21,10 +24,15 @@ from hyperfl_flwr.config.table import with_defaults
 from hyperfl_flwr.core.errors import RefusalError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import ClientData
+from hyperfl_flwr.models.initialisation import initial_model
 from hyperfl_flwr.models.model_spec import TargetRecipe
+from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.privacy.budget import PrivacyBudget
-from hyperfl_flwr.protocol.queries import JoiningStep
+from hyperfl_flwr.protocol.arrays import per_client_key
+from hyperfl_flwr.protocol.messages import PER_CLIENT_ARRAYS
+from hyperfl_flwr.protocol.packing import pack_arrays
+from hyperfl_flwr.protocol.queries import JOINING, RECIPE, JoiningStep, QuerySpec
 
 EXPERIMENT = "0123456789abcdef"
 COMMON: Mapping[str, Scalar] = {"dataset": "digits", "target": "mlp", "batch-size": 10, "num-rounds": 2}
@@ -86,22 +94,70 @@ def test_the_steps_of_an_encoder_count(tmp_path: Path) -> None:
     client(tmp_path, 200, 2, least, **few).require_size()  # the encoder is constant
 
 
+def test_an_answer_about_two_samples_is_refused(tmp_path: Path) -> None:
+    """A classifier of zeros would get one of them back; the run's settings make the client a novel one."""
+    settings: Mapping[str, Scalar] = {"method": "pfedhn", "num-clients": 1, "novel.clients": 1}
+    member = client(tmp_path, 200, 1, limits([], min_samples=50), **settings)
+    member.context = replace(member.context, client=1)
+    member.require_size()
+    classifiers = {CLASSIFIERS: np.zeros((1, 65), np.float32)}
+    for answer in (classifier_gradients, classifier_errors):
+        with pytest.raises(RefusalError, match="min-samples = 50, but it has 1 training samples"):
+            answer(member, classifiers, QuerySpec(samples=2))
+        assert answer(member, classifiers, QuerySpec())[1] in (100, 200)
+
+
+def test_a_client_of_which_all_samples_are_held_back_is_not_excepted(tmp_path: Path) -> None:
+    settings: Mapping[str, Scalar] = {"method": "knn-per", "knn-per.held-back": 0.999, "num-clients": 1}
+    member = client(tmp_path, 90, 1, limits([], min_samples=50), **settings)
+    member.context = replace(member.context, client=1)
+    with pytest.raises(RefusalError, match="min-samples = 50, but it has 0 training samples"):
+        member.require_size()
+
+
+@pytest.mark.parametrize("partition", [0, 30])
+def test_the_models_of_a_join_that_was_given_up_are_forgotten(partition: int, tmp_path: Path) -> None:
+    joining, recipe = joining_node(tmp_path, {"partition-id": partition, "check-change": "refuse"})
+    checks = checks_of(joining.node, print)
+    for target in ("mlp", "mlp-500"):  # of another server
+        for number in (1, 2):
+            sent, count = joining._train(join_message(joining, replace(recipe, target=target), number), checks)
+            assert (len(sent) > 0, count) == (True, 16)
+    kept = list((tmp_path / "out").rglob("received-*.npz"))
+    assert len(kept) == 2
+    joining._train(join_message(joining, replace(recipe, target="mlp-500"), 3, is_last=True), checks)
+    assert list((tmp_path / "out").rglob("received-*.npz")) == []
+    assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir()) == []
+
+
 @pytest.mark.parametrize(("least", "reason"), [({"min-samples": 50}, "min-samples"), ({"min-steps": 5}, "min-steps")])
 def test_the_limits_hold_for_a_node_that_joins(least: Mapping[str, Scalar], reason: str, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    np.savez(tmp_path / "own.npz", images=rng.integers(0, 256, (20, 6, 5), dtype=np.uint8), labels=np.arange(20) % 4)
-    own = {"join-data": f"npz:{tmp_path / 'own.npz'}", "novel-output": str(tmp_path / "out"), "partition-id": 0}
-    joining = JoiningNode.of(NodeConfig.of({**own, "num-partitions": 1, "device": "cpu", **least}))
-    assert joining is not None
-    recipe = TargetRecipe(target="mlp", input_shape=(1, 6, 5), mean=(0.5,), std=(0.5,), classes=("0", "1", "2", "3"))
-    settings = with_defaults({"method": "pfedhn", "pfedhn.local-steps": 1, "batch-size": 50})
-    flat = resolved(RunConfig.from_flat(settings)).flat()
-    step = JoiningStep(settings=json.dumps(flat), number=1, is_last=False)
+    joining, recipe = joining_node(tmp_path, least)
     notes: list[str] = []
-    member = joining._member(step, recipe, checks_of(joining.node, notes.append))
     with pytest.raises(RefusalError, match=reason) as caught:
-        member.require_size()
+        joining._train(join_message(joining, recipe, 1), checks_of(joining.node, notes.append))
     assert caught.value.public == REFUSED
     assert reason in notes[0]
-    assert member.context.checks is not None
-    assert member.context.checks.rules
+
+
+def joining_node(folder: Path, settings: Mapping[str, Scalar]) -> tuple[JoiningNode, TargetRecipe]:
+    """Return a node with 16 training samples that joins a run, and the form of its network."""
+    rng = np.random.default_rng(0)
+    np.savez(folder / "own.npz", images=rng.integers(0, 256, (20, 6, 5), dtype=np.uint8), labels=np.arange(20) % 4)
+    own = {"join-data": f"npz:{folder / 'own.npz'}", "novel-output": str(folder / "out"), "partition-id": 0}
+    node = NodeConfig.of({**own, "state-dir": str(folder / "state"), "num-partitions": 31, "device": "cpu", **settings})
+    joining = JoiningNode.of(node)
+    assert joining is not None
+    recipe = TargetRecipe(target="mlp", input_shape=(1, 6, 5), mean=(0.5,), std=(0.5,), classes=("0", "1", "2", "3"))
+    return joining, recipe
+
+
+def join_message(joining: JoiningNode, recipe: TargetRecipe, number: int, *, is_last: bool = False) -> RecordDict:
+    settings = with_defaults({"method": "pfedhn", "pfedhn.local-steps": 1, "batch-size": 50, "learning-rate": 0.01})
+    flat = resolved(RunConfig.from_flat(settings)).flat()
+    step = JoiningStep(settings=json.dumps(flat), number=number, is_last=is_last)
+    model = initial_model(build_target(recipe.target, recipe.input_shape, 4), 0)
+    arrays = {per_client_key(joining.client, f"model/{name}"): value.numpy() for name, value in model.items()}
+    return RecordDict(
+        {JOINING: step.to_record(), RECIPE: ConfigRecord(recipe.values()), PER_CLIENT_ARRAYS: pack_arrays(arrays)}
+    )

@@ -2,15 +2,22 @@
 
 import json
 import multiprocessing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.app.node import NodeApp
+from hyperfl_flwr.config.node_config import NodeConfig
+from hyperfl_flwr.config.table import default_settings, resumable_changes
 from hyperfl_flwr.core.errors import RefusalError, StateError
-from hyperfl_flwr.node.run_record import FILE, keep_record
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.node import run_record
+from hyperfl_flwr.node.run_record import FILE
 
 SETTINGS = default_settings() | {"method": "local", "dp.epsilon": 0.0}
+
+keep_record = partial(run_record.keep_record, defaults=default_settings(), may_change=resumable_changes())
 
 
 def test_a_run_keeps_its_settings(tmp_path: Path) -> None:
@@ -73,3 +80,24 @@ def test_of_several_first_messages_one_is_recorded(tmp_path: Path) -> None:
         done = pool.starmap(_tries, [(tmp_path / "run", number) for number in range(8)], chunksize=1)
     assert sum(done) == 1
     assert len((tmp_path / "run" / FILE).read_bytes().splitlines()) == 1
+
+
+def node(**settings: Scalar) -> NodeApp:
+    own = NodeConfig.of({"partition-id": 0, "num-partitions": 2, "device": "cpu", "threads": 1})
+    return NodeApp(own, default_settings() | {"num-clients": 2} | settings)
+
+
+def test_a_resumed_run_may_have_auto_or_its_number(tmp_path: Path) -> None:
+    first = node(method="hyperfl")
+    number = first.config.flat()["learning-rate"]
+    assert isinstance(number, float)
+    first._keep_record(tmp_path / "run")
+    node(**{"method": "hyperfl", "learning-rate": number, "num-rounds": 99})._keep_record(tmp_path / "run")
+    with pytest.raises(RefusalError, match="learning-rate are not"):
+        node(**{"method": "hyperfl", "learning-rate": number / 2})._keep_record(tmp_path / "run")
+
+
+def test_noisy_steps_keep_their_number_of_rounds(tmp_path: Path) -> None:
+    node(**{"dp.epsilon": 1.0, "num-rounds": 100})._keep_record(tmp_path / "run")
+    with pytest.raises(RefusalError, match="the settings num-rounds are not"):
+        node(**{"dp.epsilon": 1.0, "num-rounds": 1})._keep_record(tmp_path / "run")

@@ -72,7 +72,8 @@ def test_meanings_name_all_choices() -> None:
 def test_ranges_are_read_off_the_types() -> None:
     """Expected texts are written by hand."""
     found = {key: each.values for key, each in all_settings().items()}
-    assert found["num-clients"] == "whole number ≥ 1"
+    assert found["num-clients"] == "whole number in [1, 1000000]"
+    assert found["num-rounds"] == "whole number ≥ 1"
     assert found["priv-hfl.pseudo-samples"] == "whole number ≥ 2"
     assert found["momentum"] == "number in [0, 1)"
     assert found["fraction-train"] == "number in (0, 1]"
