@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt, ValidationError
 
 from hyperfl_flwr.app.client import app
+from hyperfl_flwr.app.resolved import replaced, resolved
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.audit.audit import audit
@@ -148,7 +149,8 @@ def run_attack(config: RunConfig, settings: Mapping[str, Scalar], folder: Path) 
     start = manifest.now()
     summary = GAMES.get(cell.name, _attacked_round)(config, cell, folder)
     document = {
-        "experiment": "", "settings": config.flat() | dict(settings), "status": "completed", "problem": "",
+        "experiment": "", "settings": config.flat() | dict(settings),
+        "resolved": replaced(config, resolved(config).flat()), "status": "completed", "problem": "",
         "start": start, "end": manifest.now(), "code": manifest.code(), "resumed": [],
         "hardware": manifest.hardware(), "versions": versions(),
     }  # fmt: skip

@@ -37,6 +37,12 @@ def _filled(config: RunConfig, numbers: Mapping[str, Scalar]) -> RunConfig:
     return RunConfig.from_flat(flat | chosen) if chosen else config
 
 
+def replaced(config: RunConfig, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of some values, by key, that replace `auto` in the settings."""
+    given = config.flat()
+    return {key: value for key, value in found.items() if given[key] == "auto" and value not in ("auto", "")}
+
+
 def resolution(config: RunConfig, federation: Federation, *, num_nodes: int, min_nodes: int) -> dict[str, Any]:
     """Return the value of each setting that is `auto`, by its key, and the number of nodes and threads.
 
@@ -49,7 +55,6 @@ def resolution(config: RunConfig, federation: Federation, *, num_nodes: int, min
         num_nodes: Number of nodes P, including missing ones.
         min_nodes: Number of nodes that a round needs.
     """
-    given = config.flat()
     found: dict[str, Any] = {**resolved(config).flat(), "min-nodes": min_nodes}
     found["device"] = ", ".join(sorted({str(node.properties["device"]) for node in federation.nodes}))
     found |= _data(config, federation)
@@ -59,7 +64,7 @@ def resolution(config: RunConfig, federation: Federation, *, num_nodes: int, min
         found |= _secure_sums(config, federation, num_nodes)
     if config.robust.is_robust:
         found["robust.byzantine"] = config.robust.byzantine_of(asked_nodes(config, min(num_nodes, config.num_clients)))
-    chosen = {key: value for key, value in found.items() if given[key] == "auto" and value not in ("auto", "")}
+    chosen = replaced(config, found)
     threads = federation.nodes[0].properties.get("threads")  # of each process of a simulation
     return {"num-nodes": num_nodes, **({"threads": threads} if threads else {}), **chosen}
 

@@ -14,6 +14,7 @@ from experiments.worker import problem_of
 from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots, usable_cores
 from hyperfl_flwr.launch.processes import descendants, process_table
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.runs.run_directory import RunDirectory, read_manifest
 
 QUICK = StudyManifest(study="table-1", quick=True, changes={})
@@ -150,3 +151,12 @@ def test_an_attack_after_training_may_have_a_number_of_nodes(tmp_path):
     cell = load_study("audit-head-gradient").cells(quick=True, changes={"num-nodes": 3})[0]
     assert cell.attack["attack.rounds-before"] == 1
     assert problem(cell, tmp_path) == ""
+
+
+def test_an_attack_with_an_automatic_learning_rate_is_finished(tmp_path):
+    """Its manifest has the rate that the method used, so that the study does not take it for another one."""
+    (cell, *_) = load_study("audit-head-gradient").cells(quick=True, rows=["fedrep"], changes={"learning-rate": "auto"})
+    assert cell.config.learning_rate == "auto"
+    assert problem(cell, tmp_path) == ""
+    assert is_finished(cell, tmp_path)
+    assert read_manifest(cell.folder(tmp_path))["resolved"]["learning-rate"] == METHODS["fedrep"].learning_rate
