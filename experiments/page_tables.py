@@ -1,13 +1,16 @@
 """Tables and figures of the documentation, from the records of studies."""
 
 import hashlib
+import json
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from experiments.collect import Place
 from experiments.figures.curves import draw
 from experiments.records import Records, find_records, manifest_of, read_records, restore, stale_cells
 from experiments.study import Study, load_study
@@ -17,6 +20,9 @@ Format = Callable[[float], str]
 
 OUT_OF_DATE = " (out of date)"
 """Mark of a row of which a cell is stale."""
+
+TITLE_WIDTH = 80
+"""Number of characters in a line of a figure's title."""
 
 SENT = "bytes_up_per_client_round"
 """Number of summary.json that is 0 if clients send nothing."""
@@ -166,22 +172,46 @@ class Figure:
     columns: Sequence[str] = ()
 
     def write(self, picture: Path) -> None:
-        """Draw the figure and write it with the hash of its records."""
-        records = read_records(find_records(self.records))
-        study = load_study(records.study_manifest.study)
-        rows, columns = (
-            chosen or {place[axis] for place in records.cells} for axis, chosen in enumerate((self.rows, self.columns))
-        )
-        shown = {place: cell for place, cell in records.cells.items() if place[0] in rows and place[1] in columns}
+        """Draw the figure and write it with the hash of its records; stale ones are drawn, too, and marked."""
+        study, shown = self._shown()
+        stale = stale_cells(study, shown)
         with tempfile.TemporaryDirectory() as folder:
-            restore(study, replace(records, cells=shown), Path(folder))
-            (drawn,) = draw(study, records.study_manifest, Path(folder), self.kind)
+            restore(study, shown, Path(folder), with_stale=True)
+            (drawn,) = draw(_marked(study, shown, stale), shown.study_manifest, Path(folder), self.kind, stale=stale)
             picture.write_bytes(drawn.read_bytes())
         picture.with_suffix(".sha256").write_text(self.fingerprint() + "\n")
 
     def fingerprint(self) -> str:
-        """Return the hash of the records that the picture shows some of."""
-        return hashlib.sha256(find_records(self.records).read_bytes()).hexdigest()
+        """Return the hash of the records that the picture shows some of, and of which of these are stale."""
+        stale = sorted(stale_cells(*self._shown()))
+        marks = json.dumps(stale).encode() if stale else b""
+        return hashlib.sha256(find_records(self.records).read_bytes() + marks).hexdigest()
+
+    def _shown(self) -> tuple[Study, Records]:
+        """Return the study, and those of its records that the picture shows."""
+        records = read_records(find_records(self.records))
+        rows, columns = (
+            chosen or {place[axis] for place in records.cells} for axis, chosen in enumerate((self.rows, self.columns))
+        )
+        shown = {place: cell for place, cell in records.cells.items() if place[0] in rows and place[1] in columns}
+        return load_study(records.study_manifest.study), replace(records, cells=shown)
+
+
+def _marked(study: Study, records: Records, stale: Collection[Place]) -> Study:
+    """Return the study with a mark in the labels of rows with stale records, and their labels in its title.
+
+    Some figures have no labels of rows: only the title can say it there.
+    """
+    recorded, old = ({row for row, *_ in places} for places in (records.cells, stale))
+    labels = [row.label for row in study.rows if row.name in old]
+    if not labels:
+        return study
+    which = "all rows" if old == recorded and len(old) > 1 else "; ".join(labels)
+    return replace(
+        study,
+        title=f"{study.title}\n{textwrap.fill(f'out of date: {which}', TITLE_WIDTH)}",
+        rows=[replace(row, label=row.label + OUT_OF_DATE * (row.name in old)) for row in study.rows],
+    )
 
 
 def _number(records: Records, place: tuple[str, str, int], key: str) -> float | None:

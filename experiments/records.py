@@ -160,7 +160,9 @@ def stale_cells(study: Study, records: Records) -> dict[tuple[str, str, int], st
     return found
 
 
-def restore(study: Study, records: Records, folder: Path) -> dict[tuple[str, str, int], str]:
+def restore(
+    study: Study, records: Records, folder: Path, *, with_stale: bool = False
+) -> dict[tuple[str, str, int], str]:
     """Write the recorded cells to a study's folder as finished cells, except for stale ones and runs that it has.
 
     Cells that were restored before are those of these records afterwards: a stale one is removed.
@@ -169,6 +171,7 @@ def restore(study: Study, records: Records, folder: Path) -> dict[tuple[str, str
         study: The study.
         records: Its records.
         folder: The study's folder; created if it is missing.
+        with_stale: Whether to write stale cells that the study has, too.
 
     Returns:
         The stale cells, see `stale_cells`.
@@ -181,7 +184,7 @@ def restore(study: Study, records: Records, folder: Path) -> dict[tuple[str, str
     open_study_folder(folder, records.study_manifest)
     stale, known = stale_cells(study, records), _cells_of(study, records)
     for place, recorded in records.cells.items():
-        if place not in stale:
+        if place not in stale or (with_stale and place in known):
             restore_cell(recorded, manifest_of(recorded, records), known[place].folder(folder))
         elif place in known:
             remove_restored(known[place].folder(folder))

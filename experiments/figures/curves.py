@@ -2,12 +2,13 @@
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from experiments.collect import Place
 from experiments.figures.accuracy_bytes import draw_accuracy_bytes
 from experiments.figures.attackers import draw_membership, draw_property
 from experiments.figures.leakage import draw_leakage_accuracy
@@ -40,7 +41,13 @@ OF_SUMMARIES = {
 
 
 def draw(
-    study: Study, study_manifest: StudyManifest, folder: Path, kind: str, *, open_private_state: bool = False
+    study: Study,
+    study_manifest: StudyManifest,
+    folder: Path,
+    kind: str,
+    *,
+    open_private_state: bool = False,
+    stale: Collection[Place] = (),
 ) -> list[Path]:
     """Draw a figure of a study's finished cells.
 
@@ -56,6 +63,7 @@ def draw(
             `experiments.figures.leakage`; `membership` and `property`, see `experiments.figures.attackers`;
             `NUMBER@SETTING`, a number of summary.json against a setting of the columns.
         open_private_state: Whether `embeddings` may be read from the private files of simulated clients.
+        stale: Cells that are drawn although their records, from which they were restored, are out of date.
 
     Returns:
         Paths of the pictures, in the folder.
@@ -66,8 +74,8 @@ def draw(
     """
     cells = study.cells(quick=study_manifest.quick, seeds=seeds_in(folder), changes=study_manifest.changes)
     if kind not in ("labels", "embeddings", "pseudo-data", *OF_SUMMARIES):
-        return [_draw_curves(study, study_manifest, folder, cells, kind)]
-    finished = [cell for cell in cells if is_finished(cell, folder)]
+        return [_draw_curves(study, study_manifest, folder, cells, kind, stale)]
+    finished = [cell for cell in cells if _is_finished(cell, folder, stale)]
     if not finished:
         raise RunDirectoryError(f"{folder} holds no finished cell; run `hyperfl study {study.name}`")
     if kind == "labels":  # the same for every row and seed
@@ -90,6 +98,10 @@ def draw(
     return pictures_of(
         [(f"{cell.row}-{cell.column}-seed-{cell.seed}", cell.folder(folder)) for cell in with_some], folder
     )
+
+
+def _is_finished(cell: Cell, folder: Path, stale: Collection[Place]) -> bool:
+    return (cell.row, cell.column, cell.seed) in stale or is_finished(cell, folder)  # which may refuse a stale one
 
 
 def _draw_pseudo_data(cells: Sequence[Cell], folder: Path) -> list[Path]:
@@ -116,7 +128,14 @@ def _draw_labels(cell: Cell, folder: Path) -> Path | None:
     return picture
 
 
-def _draw_curves(study: Study, study_manifest: StudyManifest, folder: Path, cells: Sequence[Cell], kind: str) -> Path:
+def _draw_curves(
+    study: Study,
+    study_manifest: StudyManifest,
+    folder: Path,
+    cells: Sequence[Cell],
+    kind: str,
+    stale: Collection[Place],
+) -> Path:
     """Draw a number over the rounds to `figure-NUMBER.png`: a panel for each column, a curve for each row.
 
     A curve shows the mean over the seeds, with a band from the smallest to the largest value. `NUMBER@SETTING` is drawn
@@ -126,7 +145,7 @@ def _draw_curves(study: Study, study_manifest: StudyManifest, folder: Path, cell
     headings = {column.name: study.heading(column, quick=study_manifest.quick) for column in study.columns}
     curves: dict[tuple[str, str], dict[int, dict[float, float]]] = {}
     for cell in cells:
-        points = _final(cell, folder, number, setting) if setting else _curve(cell, folder, number)
+        points = _final(cell, folder, number, setting, stale) if setting else _curve(cell, folder, number)
         panel = title_of(cell.config.dataset) if setting else headings[cell.column]
         if points:
             curves.setdefault((cell.row, panel), {}).setdefault(cell.seed, {}).update(points)
@@ -174,11 +193,11 @@ def _curve(cell: Cell, folder: Path, number: str) -> dict[float, float]:
     return {record["round"]: record[number] for record in records if record["kind"] == "train" and number in record}
 
 
-def _final(cell: Cell, folder: Path, number: str, setting: str) -> dict[float, float]:
+def _final(cell: Cell, folder: Path, number: str, setting: str, stale: Collection[Place]) -> dict[float, float]:
     """Return a finished cell's number of summary.json, keyed by the cell's value of a setting."""
     if setting not in cell.settings:
         raise ConfigError(f"there is no setting {setting!r}{nearest(setting, cell.settings)}")
-    if not is_finished(cell, folder):
+    if not _is_finished(cell, folder, stale):
         return {}
     value = json.loads((cell.folder(folder) / "summary.json").read_text()).get(number)
     return {} if value is None else {float(cell.settings[setting]): value}

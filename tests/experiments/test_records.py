@@ -1,5 +1,6 @@
 """Records of a study: small files with which tables and figures are made without the runs."""
 
+import hashlib
 import importlib.util
 import json
 import re
@@ -8,15 +9,19 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from experiments import page_tables
 from experiments.collect import collect
+from experiments.figures.curves import draw
 from experiments.golden import fingerprints, write_fingerprints
+from experiments.page_tables import Figure
 from experiments.records import Records, find_records, read_records, record, restore, shipped_records, stale_cells
 from experiments.runner import StudyManifest, is_finished, read_study_manifest
-from experiments.study import load_study
+from experiments.study import Study, load_study
 from experiments.tables import comma_separated
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.cli.main import cli
@@ -227,6 +232,56 @@ def test_the_pages_mark_what_is_out_of_date(tmp_path: Path) -> None:
     changed = [other for one, other in zip(*lines, strict=True) if one != other]
     assert len(changed) == 1
     assert changed[0].startswith("| HyperFL (out of date) |")
+
+
+def drawn(figure: Figure, picture: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, dict[str, str], set[str]]:
+    """Draw a figure; return its title, the labels of the study's rows in it, and the rows that it had cells of."""
+    found: list[tuple[str, dict[str, str], set[str]]] = []
+
+    def draw_and_look(study: Study, begun: StudyManifest, folder: Path, kind: str, **others: Any) -> list[Path]:
+        rows = {path.parent.parent.parent.name for path in folder.glob("*/*/*/summary.json")}
+        found.append((study.title, {row.name: row.label for row in study.rows}, rows))
+        return draw(study, begun, folder, kind, **others)
+
+    monkeypatch.setattr(page_tables, "draw", draw_and_look)
+    figure.write(picture)
+    return found[-1]
+
+
+def test_figures_mark_what_is_out_of_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stale records are drawn: the legend and the title name their rows, and the picture's hash is another one."""
+    file, text = find_records("property"), find_records("property").read_text()
+    title, labels, rows = drawn(Figure(records=str(file), kind="property"), tmp_path / "before.png", monkeypatch)
+    assert (tmp_path / "before.sha256").read_text() == hashlib.sha256(file.read_bytes()).hexdigest() + "\n"
+    assert "out of date" not in title + str(labels)
+    fingerprint = fingerprints({"method": "fedrep"})["fedrep"]
+    (tmp_path / "one.jsonl").write_text(text.replace(fingerprint, "0" * 12))
+    # Cells of other settings are refused unless they are known to be stale.
+    (tmp_path / "all.jsonl").write_text(text.replace('"num-clients": 4', '"num-clients": 5'))
+    for name, stale in (("one", {"fedrep", "fedrep-epsilon-8"}), ("all", rows)):
+        figure = Figure(records=str(tmp_path / f"{name}.jsonl"), kind="property")
+        now, marked, still = drawn(figure, tmp_path / f"{name}.png", monkeypatch)
+        assert still == rows
+        assert marked == {row: label + " (out of date)" * (row in stale) for row, label in labels.items()}
+        which = "all rows" if name == "all" else f"{labels['fedrep']}; {labels['fedrep-epsilon-8']}"
+        assert now == f"{title}\nout of date: {which}"
+        assert figure.fingerprint() != hashlib.sha256((tmp_path / f"{name}.jsonl").read_bytes()).hexdigest()
+    chosen = Figure(records=str(tmp_path / "one.jsonl"), kind="property", rows=("fedavg",))
+    assert "out of date" not in drawn(chosen, tmp_path / "chosen.png", monkeypatch)[0]
+    assert chosen.fingerprint() == hashlib.sha256((tmp_path / "one.jsonl").read_bytes()).hexdigest()
+
+
+def test_a_curve_of_a_record_of_other_settings_is_drawn(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a number of summary.json against a setting."""
+    record(STUDY, folder, tmp_path / "records.jsonl")
+    file = tmp_path / "stale.jsonl"
+    file.write_text((tmp_path / "records.jsonl").read_text().replace('"momentum": 0.5', '"momentum": 0.25'))
+    for kind in ("personalized_accuracy", "test_accuracy@num-clients"):
+        title, labels, rows = drawn(Figure(records=str(file), kind=kind), tmp_path / "picture.png", monkeypatch)
+        assert title.endswith("\nout of date: all rows")
+        assert {row for row, label in labels.items() if label.endswith(" (out of date)")} == {"fedavg", "local"} == rows
 
 
 @in_a_checkout
