@@ -12,7 +12,7 @@ from experiments.restored import is_restored
 from experiments.runner import StudyManifest, differences, seeds_in
 from experiments.study import Study
 from experiments.study_axes import Expected, Line
-from experiments.units import unit_of
+from experiments.units import best_of, unit_of
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import REGRESSION
@@ -40,9 +40,6 @@ NO_SCORES = "no values of single clients"
 Place = tuple[str, str, int]
 """Row, column and seed of a cell."""
 
-ERRORS = ("test_rmse", "test_mae", "validation_mse")
-"""Starts of the names of numbers of summary.json of which the lowest is the best."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
@@ -52,7 +49,7 @@ class Entry:
         values: Our numbers, one per seed, in the study's unit.
         paper: The paper's number; None if it reports none.
         missing: Reason why there are no numbers of ours, or none of some seeds; empty if there are all.
-        is_best: Whether the mean is the highest of the rows that a grid has made from one row.
+        is_best: Whether the mean is the best of the rows that a grid has made from one row, see `best_of`.
         error: Standard error of a single seed's number; NaN if the study reports none.
         scores: The numbers of single clients by seed and client, in the study's unit; empty if they are not known.
         no_scores: Reason why `scores` is empty, if there are runs.
@@ -259,15 +256,17 @@ def _entries(
 
 
 def _best(study: Study, values: Mapping[tuple[str, str], Sequence[float]]) -> set[tuple[str, str]]:
-    """Return the pair with the highest mean (the lowest of `ERRORS`), for each column and each expanded row."""
+    """Return the pairs with the best mean, for each column and each expanded row; none if no value is the best."""
     means = {pair: statistics.fmean(numbers) for pair, numbers in values.items()}
     best = set()
     for column in study.columns:
         for family in {row.family for row in study.rows if row.family != row.name}:
             rows = [row for row in study.rows if row.family == family]
-            is_error = any(study.metric_of(row, column).startswith(ERRORS) for row in rows)
-            if done := [pair for row in rows if (pair := (row.name, column.name)) in means]:
-                best.add((min if is_error else max)(done, key=lambda pair: means[pair]))
+            choose = best_of(study.metric_of(rows[0], column))
+            found = [means[row.name, column.name] for row in rows if (row.name, column.name) in means]
+            if choose and found:
+                chosen = choose(found)
+                best.add(next((row.name, column.name) for row in rows if means.get((row.name, column.name)) == chosen))
     return best
 
 

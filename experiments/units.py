@@ -1,4 +1,41 @@
-"""The units in which numbers of summary.json are shown."""
+"""The units in which numbers of summary.json are shown, and which of several values is the best."""
+
+import re
+from collections.abc import Iterable
+from typing import Protocol
+
+from hyperfl_flwr.core.tasks import TASKS
+
+_ERRORS = frozenset({"rmse", "mae", "mse"})
+_SCORES = frozenset(name for task in TASKS.values() for name in (task.score, *task.all_scores, task.deciding)) - _ERRORS
+
+
+def _of_models(names: Iterable[str]) -> str:
+    """Return a pattern of how good the clients' models or the aggregate are; not of spreads and numbers of clients."""
+    return rf"(global_test|test|validation|best)_({'|'.join(sorted(names))})(_aggregate|_worst|_worst_decile)?"
+
+
+_COSTS = r"rounds_to_target(_aggregate)?|(unmask_)?seconds_per_round|peak_memory_mb|.*bytes.*|novel_.*_models|.*_loss"
+
+_HIGHEST = re.compile(rf"{_of_models(_SCORES)}|novel_.+(?<!_sem)")
+_LOWEST = re.compile(rf"{_of_models(_ERRORS)}|{_COSTS}")
+
+
+class Choice(Protocol):
+    """`max` or `min`."""
+
+    def __call__(self, values: Iterable[float], /) -> float:
+        """Return the best of some values."""
+
+
+def best_of(metric: str) -> Choice | None:
+    """Return how the best value of a number of summary.json is found.
+
+    None for numbers of which none is better, or for whom depends: spreads, counts, and what an attacker finds.
+    """
+    if _LOWEST.fullmatch(metric):
+        return min
+    return max if _HIGHEST.fullmatch(metric) else None
 
 
 def unit_of(metric: str) -> str:

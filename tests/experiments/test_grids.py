@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from experiments.collect import collect
+from experiments.records import find_records, read_records, restore
 from experiments.runner import StudyManifest, open_study_folder, run_cells
 from experiments.study import load_study
-from experiments.tables import latex, markdown
+from experiments.tables import latex, markdown, with_metric
+from experiments.units import best_of
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.errors import RunFailedError
 
@@ -57,3 +59,42 @@ def test_the_best_of_a_grid_is_in_bold_and_what_failed_says_so(tmp_path):
     assert f"| FedRep, learning-rate 0.01 | **{accuracy:.1f} (1) [" in markdown(collected)
     assert "| FedRep, learning-rate 0.3 | failed |" in markdown(collected)
     assert rf"\textbf{{{accuracy:.1f} (1) [" in latex(collected)
+
+
+@pytest.mark.parametrize(
+    ("metric", "best"),
+    [("test_accuracy_aggregate", max), ("seconds_per_round", min), ("test_accuracy_std", None)],
+)
+def test_the_best_of_a_grid_depends_on_the_number(metric, best, tmp_path):
+    """Of a spread none is bold, and the caption does not promise it."""
+    study, records = load_study("tuning"), read_records(find_records("tuning"))
+    cells = {place: cell for place, cell in records.cells.items() if place[0].startswith("fedavg@")}
+    restore(study, replace(records, cells=cells), tmp_path)
+    text = markdown(collect(with_metric(study, metric), records.study_manifest, tmp_path, mix=True))
+    assert ("the best of each grid in bold" in text) == (best is not None)
+    bold = {line.partition(" | ")[0] for line in text.splitlines() if "**" in line}
+    if best is None:
+        assert not bold
+        return
+    values = {row: cell["summary"][metric] for (row, column, _), cell in cells.items() if column == "digits"}
+    (chosen,) = [row for row in values if values[row] == best(values.values())]
+    assert bold == {f"| FedAvg, learning-rate {chosen.partition('@')[2]}"}
+
+
+def test_which_value_of_a_number_is_the_best():
+    highest = (
+        "test_accuracy", "test_r2_aggregate", "test_macro_f1", "test_auc", "test_accuracy_worst_decile",
+        "global_test_accuracy_aggregate", "best_accuracy", "validation_accuracy", "novel_descriptor", "novel_ft_blur",
+    )  # fmt: skip
+    lowest = (
+        "test_rmse", "test_mae_aggregate", "validation_mse", "rounds_to_target", "rounds_to_target_aggregate",
+        "seconds_per_round", "unmask_seconds_per_round", "bytes_on_wire_per_round", "client_state_bytes",
+        "peak_memory_mb", "novel_descriptor_bytes_down", "novel_descriptor_models", "train_loss",
+    )  # fmt: skip
+    neither = (
+        "test_accuracy_std", "test_accuracy_sem", "test_accuracy_num_clients", "novel_descriptor_sem", "best_round",
+        "psnr", "server_lira_auc", "upload_regression_r2", "attack_seconds", "images_recovered", "backdoor_success",
+        "test_majority_share", "saturated", "rounds",
+    )  # fmt: skip
+    for names, best in ((highest, max), (lowest, min), (neither, None)):
+        assert {name: best_of(name) for name in names} == dict.fromkeys(names, best)
