@@ -1,5 +1,7 @@
 """FedRoD: balanced softmax, the two separate losses of a round, and which model is which."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,9 @@ from members import SIZE, full_batch_client, initial_arrays, initial_model, next
 from torch.nn import functional
 
 from clients.fedavg import FedAvgClient
-from clients.fedrod import FedRoDClient, balanced_softmax
+from clients.fedrod import FedRoDClient, balanced_softmax, samples_in_a_pass
+from hyperfl_flwr.data.dataset import Split
+from hyperfl_flwr.data.sample_weights import Weighting
 from hyperfl_flwr.launch.contract.folders import exact
 from hyperfl_flwr.metrics.evaluation import evaluate
 
@@ -93,6 +97,31 @@ def test_with_equal_counts_the_shared_model_is_fedavgs(tmp_path):
         np.testing.assert_allclose(uploads[FedRoDClient, True][name], value, rtol=0, atol=1e-6)
     one, two = (uploads[kind, False]["classifier.bias"] for kind in (FedRoDClient, FedAvgClient))
     assert float(np.abs(one - two).max()) > 1e-3
+
+
+def test_weights_of_samples_change_the_prior_once(tmp_path):
+    """With balanced classes the prior is uniform, so that the shared model is FedAvg's on the same weighted batches."""
+    labels, uploads = torch.cat([torch.arange(10), torch.zeros(SIZE - 10, dtype=torch.int64)]), {}
+    for kind in (FedRoDClient, FedAvgClient):
+        member = full_batch_client(kind, tmp_path / kind.__name__)
+        member.context.data.train_labels.copy_(labels)
+        assert samples_in_a_pass(member.context.data).tolist() == [SIZE - 9, *[1] * 9]
+        split = Split(images=np.empty((SIZE, 0)), labels=labels.numpy())
+        weights = Weighting(classes="balanced").of_client(split, np.arange(SIZE), 10)
+        member.context = replace(member.context, data=replace(member.context.data, train_weights=weights))
+        torch.testing.assert_close(samples_in_a_pass(member.context.data), torch.full((10,), SIZE / 10))
+        uploads[kind] = upload_after(member)
+    for name, value in uploads[FedAvgClient].items():
+        np.testing.assert_allclose(uploads[FedRoDClient][name], value, rtol=0, atol=1e-6)
+
+
+def test_samples_without_weight_do_not_count(tmp_path):
+    """Own weights of samples: a class of which all have the weight 0 is an absent one."""
+    data = full_batch_client(FedRoDClient, tmp_path).context.data
+    data.train_labels.copy_(torch.arange(SIZE) % 3)
+    weights = np.array([0.0, 1e-300, 3e-300] * (SIZE // 3))
+    expected = torch.tensor([0, SIZE / 4, SIZE * 3 / 4, *[0] * 7])
+    torch.testing.assert_close(samples_in_a_pass(replace(data, train_weights=weights)), expected)
 
 
 def test_a_client_that_joins_trains_its_classifier_alone(tmp_path):
