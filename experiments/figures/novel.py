@@ -12,7 +12,7 @@ and the nearest training client is the one with the smallest divergence.
 
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -46,14 +46,29 @@ def nearest_divergence(novel: Sequence[int], training: Counts) -> float:
     return float(np.min(np.sum(p * np.log(p / q), axis=1)))
 
 
-def divergence_points(run: Path, way: str) -> Points:
-    """Return divergence and accuracy of each novel client of a run, from all its samples and without noise."""
+def divergence_points(run: Path, way: str) -> dict[int, tuple[float, float]]:
+    """Return divergence and accuracy of each novel client of a run, from all its samples and without noise, by id."""
     manifest = read_manifest(run)
     counts, trained = label_rows(manifest), manifest["settings"]["num-clients"]
-    return [
-        (nearest_divergence(counts[record.client], counts[:trained]), record.accuracy)
+    return {
+        record.client: (nearest_divergence(counts[record.client], counts[:trained]), record.accuracy)
         for record in _uncorrupted(run, way)
         if record.is_unlimited
+    }
+
+
+def means_of_clients(points: Iterable[tuple[Hashable, tuple[float, float]]]) -> Points:
+    """Return the mean point of each client over its seeds, which are not independent of each other.
+
+    Args:
+        points: What identifies a client, and its point with one seed.
+    """
+    found: dict[Hashable, Points] = {}
+    for client, point in points:
+        found.setdefault(client, []).append(point)
+    return [
+        (statistics.fmean(x for x, _ in of_client), statistics.fmean(y for _, y in of_client))
+        for of_client in found.values()
     ]
 
 

@@ -1,11 +1,11 @@
 """Draw the figures of novel clients, readable in black and white, and write their numbers to CSV files."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from experiments.figures.novel import Curve, Points, curves, divergence_points, quintiles
+from experiments.figures.novel import Curve, Points, curves, divergence_points, means_of_clients, quintiles
 from experiments.figures.results import new_figure, save_with_numbers
 from experiments.runner import StudyManifest
 from experiments.study import Cell, Study
@@ -24,7 +24,8 @@ def draw_divergence(study: Study, study_manifest: StudyManifest, cells: Sequence
     """Draw each novel client's accuracy against its divergence from the nearest training client.
 
     Each row has a panel with one mark per client and seed, in a style per column, and the means of fifths of the
-    clients. A last panel compares these means. The points are written to `figure-novel-divergence.csv`.
+    clients, each of which counts once, with its mean over the seeds. A last panel compares these means. The points are
+    written to `figure-novel-divergence.csv`.
 
     Args:
         study: The study.
@@ -39,15 +40,19 @@ def draw_divergence(study: Study, study_manifest: StudyManifest, cells: Sequence
         RunDirectoryError: If no cell has assessed novel clients in the way of a row.
     """
     found: dict[str, dict[str, Points]] = {}
+    clients: dict[str, list[tuple[Hashable, tuple[float, float]]]] = {}
     for row, column, cell in _cells_by_row(study, cells):
         if points := divergence_points(cell.folder(folder), row.way):
-            found.setdefault(row.name, {}).setdefault(column.name, []).extend(points)
+            found.setdefault(row.name, {}).setdefault(column.name, []).extend(points.values())
+            clients.setdefault(row.name, []).extend(
+                ((column.name, cell.config.data.seed, client), point) for client, point in points.items()
+            )
     rows, columns = _lines_with_data(study, found)
     figure = new_figure(3.3 * (len(rows) + 1), 3.9)
     *panels, together = figure.subplots(1, len(rows) + 1, sharex=True, sharey=True, squeeze=False)[0]
     headings = {column.name: study.heading(column, quick=study_manifest.quick) for column in columns}
     for place, (panel, row) in enumerate(zip(panels, rows, strict=True)):
-        means = quintiles([point for points in found[row.name].values() for point in points])
+        means = quintiles(means_of_clients(clients[row.name]))
         _draw_points(panel, found[row.name], headings)
         _draw_means(panel, means, place, "mean of a fifth")
         _draw_means(together, means, place, row.label)

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import shutil
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from scipy import stats
 
 from experiments.collect import collect
+from experiments.figures import novel_pictures
 from experiments.figures.curves import draw
 from experiments.figures.novel import curves, divergence_points, nearest_divergence, quintiles
 from experiments.runner import StudyManifest, differences, open_study_folder
@@ -187,8 +189,8 @@ def test_points_of_figure_3(far):
     cell = study.cells(quick=True)[0]
     # Divergence of (1, 9) / 10 from (7, 3) / 10, the nearest client.
     apart = 0.1 * math.log(1 / 7) + 0.9 * math.log(9 / 3)
-    assert divergence_points(cell.folder(folder), "global") == [(0, 0.75), (pytest.approx(apart), 0.5)]
-    assert divergence_points(cell.folder(folder), "sampled") == []
+    assert divergence_points(cell.folder(folder), "global") == {4: (0, 0.75), 5: (pytest.approx(apart), 0.5)}
+    assert divergence_points(cell.folder(folder), "sampled") == {}
     (picture,) = draw(study, begun, folder, "novel-divergence")
     assert picture.name == "figure-novel-divergence.png"
     assert picture.stat().st_size > 10_000
@@ -197,6 +199,32 @@ def test_points_of_figure_3(far):
     assert [(row, float(accuracy)) for row, _, _, accuracy in lines[1:]] == [
         ("fedavg", 0.75), ("fedavg", 0.5), ("pfedhn", 0.75), ("pfedhn", 0.375), ("it-pfl", 0.75), ("it-pfl", 0.25),
     ]  # fmt: skip
+
+
+def test_a_client_counts_once_however_many_seeds_there_are(far, monkeypatch):
+    """Three seeds have the same novel clients: the fifths, and their standard errors, are of means over the seeds."""
+    study, begun, folder = far
+    counts = [[8, 0], [7, 1], [6, 2], [8, 0], *[[8 - number, number] for number in range(9)]]
+    cells = study.cells(quick=True, rows=["fedavg"], seeds=3)
+    for cell in cells:
+        records = [record("global", 4 + number, 0.25 + number / 16 + cell.config.seed / 32) for number in range(9)]
+        shutil.rmtree(cell.folder(folder), ignore_errors=True)
+        write_run(cell.folder(folder), cell.settings, records, counts)
+    drawn, draw_means = {}, novel_pictures._draw_means
+
+    def draw_and_keep(panel, means, place, label):
+        drawn[label] = means
+        draw_means(panel, means, place, label)
+
+    monkeypatch.setattr(novel_pictures, "_draw_means", draw_and_keep)
+    (picture,) = draw(study, begun, folder, "novel-divergence")
+    points = divergence_points(cells[1].folder(folder), "global")  # the seed in the middle has the means
+    assert len(points) == 9
+    expected = quintiles(list(points.values()))
+    assert [level for _, level in drawn["FedAvg"]] == [level for _, level in expected]
+    assert [x for x, _ in drawn["FedAvg"]] == pytest.approx([x for x, _ in expected])
+    lines = list(csv.DictReader(picture.with_suffix(".csv").read_text().splitlines()))
+    assert sum(line["row"] == "fedavg" for line in lines) == 27
 
 
 def test_curves_of_figure_4(tmp_path):
