@@ -3,16 +3,33 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from experiments.figures.results import mean_of, new_figure, save_with_numbers, summaries_of
+from experiments.figures.results import new_figure, save_with_numbers, summaries_of
 from experiments.runner import StudyManifest
 from experiments.study import Cell, Study
 from hyperfl_flwr.core.errors import RunDirectoryError
 
-Line = tuple[str, str, str, float, float, float]
-"""Row, attacker, attack, the number, and the ends of its interval."""
+BETWEEN_ATTACKS = 0.22
+"""Distance of the marks of two attacks, where that of two lines of the picture is 1; seeds stand closer together."""
+
+
+class Mark(NamedTuple):
+    """A mark: an attack's number in one game, with the ends of its interval.
+
+    The fields are the columns of `figure-KIND.csv`, where `value` has the name of the number.
+    """
+
+    row: str
+    column: str
+    seed: int
+    attacker: str
+    attack: str
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +90,10 @@ def draw_property(study: Study, study_manifest: StudyManifest, cells: Sequence[C
 def draw_game(
     shown: GameFigure, study: Study, study_manifest: StudyManifest, cells: Sequence[Cell], folder: Path
 ) -> list[Path]:
-    """Draw a panel for each attacker, with a line for each row of the study and a mark for each attack.
+    """Draw a panel for each attacker, with a line for each row and column that has games, and a mark for each attack.
 
-    Numbers are means over the seeds, and are written to `figure-KIND.csv`.
+    Each seed has its own mark: an interval is of one game, and the mean of several has none. The numbers are written to
+    `figure-KIND.csv`.
 
     Args:
         shown: What the figure shows.
@@ -90,42 +108,61 @@ def draw_game(
     Raises:
         RunDirectoryError: If no finished cell is a game of this kind.
     """
-    found = _lines(shown, cells, folder)
+    found = _marks(shown, cells, folder)
     if not found:
         raise RunDirectoryError(f"no finished cell in {folder} is a {shown.kind} game; set attack.name={shown.kind}")
-    labels = {row.name: row.label for row in study.rows if row.name in {line[0] for line in found}}
-    figure = new_figure(1.5 + 3.0 * len(shown.views), 1.4 + 0.5 * len(labels))
+    labels, seeds = _labels(study, study_manifest, found), sorted({mark.seed for mark in found})
+    figure = new_figure(1.5 + 3.0 * len(shown.views), 1.4 + (0.3 + 0.2 * len(seeds)) * len(labels))
     panels = figure.subplots(1, len(shown.views), sharey=True)
     for panel, (view, title) in zip(panels, shown.views.items(), strict=True):
-        _draw_panel(shown, panel, [line for line in found if line[1] == view], list(labels))
+        _draw_panel(shown, panel, [mark for mark in found if mark.attacker == view], list(labels), seeds)
         panel.set_title(title, fontsize="medium")
     panels[0].set_yticks(range(len(labels)), labels.values(), fontsize="small")
     panels[0].set_ylim(len(labels) - 0.5, -0.5)
     handles = {label: mark for panel in panels for mark, label in zip(*panel.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, fontsize="small")
-    names = ("row", "attacker", "attack", shown.number, "low", "high")
+    names = tuple(shown.number if field == "value" else field for field in Mark._fields)
     return save_with_numbers(figure, study, study_manifest, folder / f"figure-{shown.kind}.png", [names, *found])
 
 
-def _lines(shown: GameFigure, cells: Sequence[Cell], folder: Path) -> list[Line]:
+def _marks(shown: GameFigure, cells: Sequence[Cell], folder: Path) -> list[Mark]:
     found = []
-    for (row, _), summaries in summaries_of(cells, folder).items():
+    for cell in cells:
+        ((summary,),) = summaries_of([cell], folder).values()
         for view in shown.views:
             for attack in shown.attacks:
                 name = f"{view}_{attack}_{shown.number}"
-                value, low, high = (mean_of(summaries, name + end) for end in ("", "_low", "_high"))
+                value, low, high = (summary.get(name + end) for end in ("", "_low", "_high"))
                 if value is not None and low is not None and high is not None:
-                    found.append((row, view, attack, value, low, high))
+                    found.append(Mark(cell.row, cell.column, cell.seed, view, attack, value, low, high))
     return found
 
 
-def _draw_panel(shown: GameFigure, panel: Axes, lines: Sequence[Line], rows: Sequence[str]) -> None:
+def _labels(study: Study, study_manifest: StudyManifest, found: Sequence[Mark]) -> dict[tuple[str, str], str]:
+    """Return the label of each row and column that has games; columns are named only if there are several."""
+    lines, columns = {(mark.row, mark.column) for mark in found}, {mark.column for mark in found}
+    return {
+        (row.name, column.name): row.label
+        if len(columns) == 1
+        else f"{row.label}, {study.heading(column, quick=study_manifest.quick)}"
+        for row in study.rows
+        for column in study.columns
+        if (row.name, column.name) in lines
+    }
+
+
+def _draw_panel(
+    shown: GameFigure, panel: Axes, marks: Sequence[Mark], lines: Sequence[tuple[str, str]], seeds: Sequence[int]
+) -> None:
     for number, (attack, (marker, shade, title)) in enumerate(shown.attacks.items()):
-        chosen = [line for line in lines if line[2] == attack]
-        places = [rows.index(line[0]) + 0.22 * (number - 1) for line in chosen]
-        values = [line[3] for line in chosen]
-        ends = [[value - line[4] for value, line in zip(values, chosen, strict=True)],
-                [line[5] - value for value, line in zip(values, chosen, strict=True)]]  # fmt: skip
+        chosen = [mark for mark in marks if mark.attack == attack]
+        places = [
+            lines.index((mark.row, mark.column))
+            + BETWEEN_ATTACKS * (number - 1 + (seeds.index(mark.seed) - (len(seeds) - 1) / 2) / len(seeds))
+            for mark in chosen
+        ]
+        values = [mark.value for mark in chosen]
+        ends = [[mark.value - mark.low for mark in chosen], [mark.high - mark.value for mark in chosen]]
         panel.errorbar(values, places, xerr=ends, fmt=marker, color=shade, markersize=4, linewidth=1, label=title)
     panel.axvline(shown.guessing, color="0", linewidth=0.6)
     if shown.lowest is not None:

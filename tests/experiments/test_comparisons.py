@@ -2,13 +2,16 @@
 
 import csv
 import dataclasses
+import itertools
 import json
 import shutil
 
 import pytest
 
 from experiments.collect import collect
+from experiments.figures import attackers
 from experiments.figures.curves import draw
+from experiments.figures.results import save_with_numbers
 from experiments.records import find_records, read_records, restore
 from experiments.runner import StudyManifest
 from experiments.study import load_study
@@ -16,6 +19,9 @@ from experiments.tables import markdown, with_metric
 from hyperfl_flwr.core.errors import RunDirectoryError
 
 pytestmark = pytest.mark.slow
+
+ENDS = ("", "_low", "_high")
+"""Endings of the names of a number and of the ends of its interval."""
 
 
 def quick(study):
@@ -90,3 +96,49 @@ def test_a_target_that_was_not_reached_is_in_the_table(quick_study, tmp_path):
     other = quick_study("personalized")
     with pytest.raises(RunDirectoryError, match="has no rounds_to_target"):
         collect(with_metric(load_study("personalized"), "rounds_to_target"), quick("personalized"), other)
+
+
+def test_each_game_has_its_own_mark_and_interval(tmp_path, monkeypatch):
+    """Two seeds and two columns: no two marks are at the same place, and an interval is that of one game."""
+    study, records = load_study("property"), read_records(find_records("property"))
+    (upload,) = (column for column in study.columns if column.name == "upload")
+    study = dataclasses.replace(study, columns=[upload, dataclasses.replace(upload, name="again", run="again")])
+    cells, number = {}, "upload_regression_r2"
+    for row, column, seed in itertools.product(("fedavg", "fedrep"), ("upload", "again"), (0, 1)):
+        cell = records.cells[row, "upload", 0]
+        value = 0.125 * len(cells) / 8
+        summary = {number: value, f"{number}_low": value - 0.25, f"{number}_high": value + 0.5}
+        cells[row, column, seed] = cell | {
+            "column": column, "seed": seed, "settings": cell["settings"] | {"seed": seed},
+            "summary": cell["summary"] | summary,
+        }  # fmt: skip
+    assert restore(study, dataclasses.replace(records, cells=cells), tmp_path) == {}
+    kept = []
+    monkeypatch.setattr(
+        attackers,
+        "save_with_numbers",
+        lambda figure, *others: kept.append(figure) or save_with_numbers(figure, *others),
+    )
+    (picture,) = draw(study, records.study_manifest, tmp_path, "property")
+    with picture.with_suffix(".csv").open(newline="") as stream:
+        lines = [line for line in csv.DictReader(stream) if line["attacker"] == "upload"]
+    found = {
+        (line["row"], line["column"], int(line["seed"])): tuple(float(line[key]) for key in ("r2", "low", "high"))
+        for line in lines
+        if line["attack"] == "regression"
+    }
+    assert found == {place: tuple(cell["summary"][number + end] for end in ENDS) for place, cell in cells.items()}
+    panel = kept[0].axes[0]
+    assert [text.get_text() for text in panel.get_yticklabels()] == [
+        f"{label}, {upload.label}" for label in ("FedAvg", "FedRep") for _ in range(2)
+    ]
+    marks = [mark for container in panel.containers for mark in container[0].get_xydata()]
+    places = [round(float(place), 6) for _, place in marks]
+    assert len(places) == len(set(places)) == len(lines)
+    counted = [sum(abs(place - line) < 0.45 for place in places) for line in range(4)]
+    assert counted == [
+        sum((line["row"], line["column"]) == of_line for line in lines)
+        for of_line in itertools.product(("fedavg", "fedrep"), ("upload", "again"))
+    ]
+    drawn = [tuple(segment[:, 0]) for segment in panel.containers[0][2][0].get_segments()]
+    assert sorted(drawn) == sorted((low, high) for _, low, high in found.values())
