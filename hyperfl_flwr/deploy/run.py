@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.core.folder_lock import wait_for_folder
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.toml_files import settings_text
 from hyperfl_flwr.deploy.layout import Deployment
@@ -79,13 +80,16 @@ def submit(superlink: DeployedSuperLink, deployment: Deployment, planned: Plan, 
             accept the run.
     """
     superlink.require()
-    superlink.require_free()
+    superlink.require_free(observer.on_note)
     wait_for_a_node(superlink, deployment, planned.settings, observer)
     with tempfile.TemporaryDirectory(prefix="hyperfl-") as folder:  # Flower copies the app when it is submitted
         app = build_app(Path(folder) / "app", planned.sources, planned.settings)
         settings = Path(folder) / "settings.toml"
         settings.write_text(settings_text(planned.settings))
-        return superlink.submit(app, settings)
+        # Of several commands that have waited for a node, only the first one submits its run.
+        with wait_for_folder(deployment.server, is_required=False):
+            superlink.require_free(observer.on_note)
+            return superlink.submit(app, settings)
 
 
 @contextlib.contextmanager

@@ -7,18 +7,20 @@ SuperLink or a node.
 import os
 import shlex
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from datetime import datetime
 from pathlib import Path
 
 import httpx
 
-from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
+from hyperfl_flwr.core.errors import HyperFLError, RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.folder_lock import lock_folder
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.probe import ask_health, is_refused
 from hyperfl_flwr.deploy.register import commands_environment
 from hyperfl_flwr.deploy.registered_nodes import registered_nodes
 from hyperfl_flwr.launch.flower_client import FlowerClient, RunStatus
+from hyperfl_flwr.runs.run_directory import read_manifest
 
 HEALTH_SECONDS = 3.0
 """Seconds between two checks that the SuperLink still answers."""
@@ -88,16 +90,20 @@ class DeployedSuperLink:
             if online != before.get(number, False):
                 yield f"node {number} is {'online' if online else 'offline'}"
 
-    def require_free(self) -> None:
+    def require_free(self, announce: Callable[[str], None] = lambda _: None) -> None:
         """Check that no other run is active; stop a run that was abandoned when the SuperLink was killed.
+
+        Args:
+            announce: Receives a note about each run that is stopped.
 
         Raises:
             RunFailedError: If another run is active, with the command that stops it.
         """
-        for run_id, settings in self._client.unfinished().items():
-            folder = str(settings.get("resume") or settings.get("output") or "")
-            if folder and _is_abandoned(Path(folder)):
+        for run_id, run in self._client.unfinished().items():
+            folder = str(run.settings.get("resume") or run.settings.get("output") or "")
+            if folder and _is_abandoned(Path(folder), run.submitted):
                 self.stop(run_id)
+                announce(f"stopped run {run_id} in {folder}: no process writes there any more")
             else:
                 raise RunFailedError(
                     f"another run is active on the SuperLink: {run_id}{f' in {folder}' if folder else ''}; wait for it "
@@ -163,15 +169,31 @@ class DeployedSuperLink:
         return True
 
 
-def _is_abandoned(folder: Path) -> bool:
-    """Return whether a run has begun in a folder, and no process writes there any more."""
+def _is_abandoned(folder: Path, submitted: datetime) -> bool:
+    """Return whether a run that was submitted at a time has begun in its folder, and its process died there."""
+    if not _lacks_end(folder, submitted):
+        return False
+    try:
+        lock_folder(folder).close()  # the server app holds this lock as long as it runs
+    except (RunDirectoryError, OSError):
+        return False
+    return _lacks_end(folder, submitted)  # it may have ended meanwhile, and is about to be reported to the SuperLink
+
+
+def _lacks_end(folder: Path, submitted: datetime) -> bool:
+    """Return whether a folder's manifest has the begin of a run that was submitted at a time, but no end of its own.
+
+    Until the server app of a resumed run has found its nodes, the manifest is that of an earlier start. A run that died
+    before that is not recognised here: Flower ends it a minute after the last heartbeat of its process.
+    """
     if not (folder / "manifest.json").is_file():
         return False
-    try:  # the server app holds this lock as long as it runs
-        lock_folder(folder).close()
-    except RunDirectoryError:
+    try:
+        manifest = read_manifest(folder)
+        begun = datetime.fromisoformat([manifest, *manifest.get("resumed", ())][-1]["start"])
+    except (HyperFLError, OSError, KeyError, TypeError, ValueError):
         return False
-    return True
+    return begun > submitted and manifest.get("status") not in ("completed", "failed")
 
 
 def _named(numbers: list[int]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyperfl_flwr.core.errors import RunFailedError
-from hyperfl_flwr.flower.superlink.database import run_log, run_status, unfinished_runs
+from hyperfl_flwr.flower.superlink.database import UnfinishedRun, run_log, run_status, unfinished_runs
 from hyperfl_flwr.launch.flower_commands import FlowerCommands, json_in
 from hyperfl_flwr.launch.flower_env import CONNECTION, plain_text
 
@@ -111,8 +111,8 @@ class FlowerClient:
         """Stop a run; no effect on a run that has ended."""
         self._flwr("stop", str(run_id), CONNECTION)
 
-    def unfinished(self) -> dict[int, dict[str, object]]:
-        """Return the runs that have not ended, from the database: run id -> overridden settings.
+    def unfinished(self) -> dict[int, UnfinishedRun]:
+        """Return the runs that have not ended, from the database, by run id.
 
         Raises:
             sqlite3.Error: If the database cannot be read.

@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -17,19 +18,22 @@ from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 
+import hyperfl_flwr.deploy.run
 from hyperfl_flwr.core.errors import ConfigError, RunFailedError, StateError
+from hyperfl_flwr.core.folder_lock import lock_folder
 from hyperfl_flwr.core.ports import free_port
 from hyperfl_flwr.deploy.keys import read_public_key
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.provision import init
 from hyperfl_flwr.deploy.registered_nodes import registered_nodes
-from hyperfl_flwr.deploy.run import wait_for_a_node
+from hyperfl_flwr.deploy.run import submit, wait_for_a_node
 from hyperfl_flwr.deploy.status import MOST_PROBLEMS, Status
 from hyperfl_flwr.deploy.status_server import StatusServer, status_page
 from hyperfl_flwr.deploy.superlink import DeployedSuperLink
 from hyperfl_flwr.flower.superlink import database
 from hyperfl_flwr.launch.flower_env import can_use_database_file
 from hyperfl_flwr.launch.follow import RunCallbacks
+from hyperfl_flwr.launch.plans import Plan
 
 pytestmark = pytest.mark.filterwarnings("ignore:No path_separator")  # from alembic, with Flower's settings
 
@@ -148,6 +152,46 @@ def test_a_run_is_not_submitted_for_a_node_that_takes_no_part_in_it(made: Made) 
     with pytest.raises(RunFailedError, match=r"no node of .* came online within node-timeout"):
         wait_for_a_node(superlink, deployment, {"node-timeout": 0.1, "num-nodes": 2}, observer)
     assert notes == ["online: node 2; offline: nodes 0, 1"]
+
+
+def test_only_a_run_whose_process_died_is_stopped_for_another_one(
+    made: Made, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resumed run takes its folder's lock only seconds later, and a finished one releases it before Flower knows."""
+    superlink, stopped, notes = DeployedSuperLink(made.deployment), [], []
+    monkeypatch.setattr(superlink, "stop", stopped.append)
+    made.new_run(resume=str(run))
+    manifest = json.loads((run / "manifest.json").read_text())
+
+    def starts(start: str, status: str) -> None:
+        document = manifest | {"status": status, "resumed": [{"start": start}] if start else []}
+        (run / "manifest.json").write_text(json.dumps(document))
+
+    later = (datetime.now(UTC) + timedelta(seconds=5)).isoformat(timespec="seconds")
+    for start, status in (("", "stopped"), ("2026-01-01T10:00:00+0000", "running"), (later, "completed")):
+        starts(start, status)
+        with pytest.raises(RunFailedError, match=f"another run is active on the SuperLink: .* in {run}"):
+            superlink.require_free(notes.append)
+    starts(later, "running")
+    with lock_folder(run), pytest.raises(RunFailedError, match="another run is active"):
+        superlink.require_free(notes.append)
+    assert (stopped, notes) == ([], [])
+    superlink.require_free(notes.append)
+    (run_id,) = database.unfinished_runs(made.deployment.database)
+    assert (stopped, notes) == ([run_id], [f"stopped run {run_id} in {run}: no process writes there any more"])
+
+
+def test_of_two_commands_that_wait_for_a_node_one_submits_its_run(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    superlink = DeployedSuperLink(made.deployment)
+    monkeypatch.setattr(superlink, "require", lambda: None)
+    monkeypatch.setattr(superlink, "submit", lambda *_: pytest.fail("submitted"))
+    monkeypatch.setattr(hyperfl_flwr.deploy.run, "build_app", lambda *_: tmp_path)
+    monkeypatch.setattr(hyperfl_flwr.deploy.run, "wait_for_a_node", lambda *_: made.new_run(output="/elsewhere"))
+    planned = Plan(settings={"output": "/nowhere"}, warnings=(), sources=())
+    with pytest.raises(RunFailedError, match=r"another run is active on the SuperLink: .* in /elsewhere"):
+        submit(superlink, made.deployment, planned, RunCallbacks())
 
 
 def test_few_runs_and_problems_are_listed(made: Made, run: Path) -> None:

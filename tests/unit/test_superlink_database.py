@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -83,12 +84,15 @@ def new_run(state: SqlLinkState, **settings: str) -> tuple[int, int]:
 
 def test_runs_are_read_as_flower_writes_them(superlink: tuple[SqlLinkState, Path]) -> None:
     state, file = superlink
+    begin = datetime.now(UTC)
     runs = [new_run(state, output="first"), new_run(state, output="second")]
     while len({run_id >= 2**63 for run_id, _ in runs}) < 2:  # the database stores ids as signed numbers
         runs.append(new_run(state, output="more"))
-    assert {run_id: settings["output"] for run_id, settings in database.unfinished_runs(file).items()} == {
+    unfinished = database.unfinished_runs(file)
+    assert {run_id: run.settings["output"] for run_id, run in unfinished.items()} == {
         run_id: ["first", "second", *["more"] * len(runs)][number] for number, (run_id, _) in enumerate(runs)
     }
+    assert all(begin <= run.submitted <= datetime.now(UTC) for run in unfinished.values())
     for run_id, task_id in runs:
         assert database.run_status(file, run_id) == ("pending", "")
         assert state.claim_task(task_id) is not None

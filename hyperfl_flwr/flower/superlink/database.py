@@ -20,7 +20,7 @@ _LOG_QUERY = """
 SELECT task_logs.rowid, task_logs.log FROM run JOIN task_logs ON task_logs.task_id = run.primary_task_id
 WHERE run.run_id = ? AND task_logs.rowid > ? ORDER BY task_logs.rowid"""
 _UNFINISHED_QUERY = """
-SELECT run.run_id, run.override_config FROM run JOIN task ON task.task_id = run.primary_task_id
+SELECT run.run_id, run.override_config, task.pending_at FROM run JOIN task ON task.task_id = run.primary_task_id
 WHERE task.finished_at IS NULL OR task.finished_at = ''"""
 _LATEST_QUERY = """
 SELECT run.run_id, run.override_config FROM run JOIN task ON task.task_id = run.primary_task_id
@@ -46,6 +46,19 @@ class NodeRecord:
     online: bool
     since: str
     public_key: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnfinishedRun:
+    """A run that has not ended.
+
+    Attributes:
+        settings: The settings that override the app's.
+        submitted: When the SuperLink accepted it.
+    """
+
+    settings: dict[str, object]
+    submitted: datetime
 
 
 def run_status(database: Path, run_id: int) -> tuple[str, str] | None:
@@ -77,14 +90,19 @@ def run_log(database: Path, run_id: int, position: int = 0) -> tuple[str, int]:
     return "".join(text for _, text in rows), rows[-1][0] if rows else position
 
 
-def unfinished_runs(database: Path) -> dict[int, dict[str, object]]:
-    """Return the unfinished runs: the settings that override the app's, by run id.
+def unfinished_runs(database: Path) -> dict[int, UnfinishedRun]:
+    """Return the unfinished runs by run id.
 
     Raises:
         sqlite3.Error: The database cannot be read.
     """
     rows = _query(database, _UNFINISHED_QUERY)
-    return {_unsigned(run_id): json.loads(settings or "{}") for run_id, settings in rows}
+    return {
+        _unsigned(run_id): UnfinishedRun(
+            settings=json.loads(settings or "{}"), submitted=datetime.fromisoformat(pending).astimezone(UTC)
+        )
+        for run_id, settings, pending in rows
+    }
 
 
 def latest_runs(database: Path, number: int) -> dict[int, dict[str, object]]:
