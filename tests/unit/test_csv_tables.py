@@ -1,6 +1,7 @@
 """Tables of the user in CSV files: accepted contents, how they are read, and one clear error for everything else."""
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from sklearn.datasets import load_breast_cancer
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError, DataError
+from hyperfl_flwr.core.tasks import CLASSIFICATION, REGRESSION
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.data.sample_format import SampleFormat
@@ -101,6 +103,7 @@ def test_clients_groups_weights_and_split_are_those_of_an_npz_file(tmp_path):
         (["label,x,sample_weight", "a,1,-1", "b,1,1", "a,1,1", "b,1,1"], "weights must be finite and at least 0"),
         (["label,x,split", "a,1,train", "b,1,valid"], "split must be train or test, .* got train, valid"),
         (["label,x,split", "a,1,train", "b,1,train"], "split must be train or test, both at least once, got train"),
+        (["label,x,client", f"a,1,{'p' * 257}", "b,2,q"], "at most 256 characters, got one of 257 in sample 1"),
         (['label,x', '"a,1', "b,2"], "must be a CSV file in UTF-8, but unexpected end of data"),
     ],
 )  # fmt: skip
@@ -108,6 +111,38 @@ def test_wrong_files_are_refused(rows, text, tmp_path):
     with pytest.raises(DataError, match=text) as caught:
         load(tmp_path, rows)
     assert str(tmp_path / "own.csv") in str(caught.value)
+
+
+QUOTED = rf"the first is 'the patient says {'x' * 43}'\.\.\. \(8017 characters\) in sample 8; write numbers"
+
+
+@pytest.mark.parametrize(
+    ("header", "text", "task"),
+    [
+        ("x,note,label", QUOTED, CLASSIFICATION),
+        ("x,sample_weight,label", QUOTED, CLASSIFICATION),
+        ("x,label:dose,y", QUOTED, REGRESSION),
+        ("x,client,label", "client must have names of at most 256 characters, got one of 8017 in", CLASSIFICATION),
+        ("x,group,label", "group must have names of at most 256 characters, got one of 8017 in", CLASSIFICATION),
+        ("x,split,label", "split must be train or test", CLASSIFICATION),
+        ("x,label,y", "label must be one of 7, 8, but 1 others occur", CLASSIFICATION),
+    ],
+)
+def test_a_long_field_does_not_multiply_the_memory(header, text, task, tmp_path):
+    """As an array of texts, all 2,000 fields of the column would be as wide as the longest one: 64 MB."""
+    classes = ("dose",) if task is REGRESSION else ("7", "8") if header == "x,label,y" else ("0", "1")
+    chosen = SampleFormat(task=task, classes=classes)
+    load(tmp_path, ROWS)  # what it imports does not count
+    rows = [header, *(f"0.5,7,{number % 2}" for number in range(2000))]
+    rows[8] = f"0.5,the patient says {'x' * 8000},1"
+    path = write(tmp_path, rows)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=text):
+            load_dataset(f"csv:{path}", None, chosen)
+        assert tracemalloc.get_traced_memory()[1] < 8e6
+    finally:
+        tracemalloc.stop()
 
 
 def test_what_is_no_text_is_refused(tmp_path):

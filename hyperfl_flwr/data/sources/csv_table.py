@@ -16,6 +16,7 @@ features, see `hyperfl_flwr.data.sources.npz`.
 """
 
 import csv
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +38,12 @@ LABEL, CLIENT, GROUP, WEIGHT, SPLIT = "label", "client", "group", "sample_weight
 LABELS = f"{LABEL}:"
 """Start of the names of several columns of labels or targets, before the name of each."""
 
+LONGEST_NAME = 256
+"""Most characters of a client's or group's name: numpy gives all names of a column the width of the longest."""
+
+LONGEST_QUOTE = 60
+"""Most characters of a field in an error."""
+
 _RESERVED = (LABEL, CLIENT, GROUP, WEIGHT, SPLIT)
 _SEPARATORS = (";", "\t", ",")
 
@@ -48,12 +55,12 @@ class Table:
     Attributes:
         features: Numbers [n, D], float32, finite.
         names: Names of the features [D].
-        columns: The texts [n] of the other columns, by name.
+        columns: The n texts of the other columns, by name, without blanks around them.
     """
 
     features: npt.NDArray[np.float32]
     names: tuple[str, ...]
-    columns: dict[str, npt.NDArray[np.str_]]
+    columns: dict[str, list[str]]
 
     @property
     def outputs(self) -> list[str]:
@@ -86,10 +93,11 @@ def read_table(path: Path) -> Table:
     features = [number for number, name in enumerate(header) if name not in reserved]
     if not features:
         raise wrong(path, f"must have columns of numbers besides {', '.join(header)}", "add the features")
+    names, texts = [header[number] for number in features], [_texts(rows, number) for number in features]
     return Table(
-        features=_numbers(_texts(rows, features), [header[number] for number in features], path).astype(np.float32),
-        names=tuple(header[number] for number in features),
-        columns={name: np.char.strip(_texts(rows, [header.index(name)])[:, 0]) for name in reserved},
+        features=_numbers(texts, names, path).astype(np.float32),
+        names=tuple(names),
+        columns={name: [text.strip() for text in _texts(rows, header.index(name))] for name in reserved},
     )
 
 
@@ -118,8 +126,7 @@ def read_csv(name: str, path: Path, sample_format: SampleFormat) -> Dataset:
     if task is CLASSIFICATION and table.outputs != [LABEL]:
         raise wrong(path, f"{table.outputs[1]} is for another task, beside {LABEL}", "rename it, or drop one of them")
     for column in (*table.outputs, CLIENT, GROUP):
-        empty = np.flatnonzero(table.columns.get(column, np.ones(0, str)) == "")
-        if len(empty):
+        if empty := [number for number, text in enumerate(table.columns.get(column, ())) if not text]:
             raise wrong(path, f"{column} is empty in {len(empty)} samples, the first is {empty[0] + 1}", "fill it")
     arrays: dict[str, npt.NDArray[np.generic]] = {"features": table.features}
     if task is CLASSIFICATION:
@@ -133,9 +140,9 @@ def read_csv(name: str, path: Path, sample_format: SampleFormat) -> Dataset:
         arrays["labels"] = target_columns_of(path, table, classes, task)
     for column, key in ((CLIENT, "clients"), (GROUP, "groups")):
         if column in table.columns:
-            arrays[key] = table.columns[column]
+            arrays[key] = _names(table.columns[column], column, path)
     if WEIGHT in table.columns:
-        arrays["weights"] = _numbers(table.columns[WEIGHT][:, None], [WEIGHT], path)[:, 0]
+        arrays["weights"] = _numbers([table.columns[WEIGHT]], [WEIGHT], path)[:, 0]
     if SPLIT in table.columns:
         arrays = _divided(arrays, table.columns[SPLIT], path)
     return replace(dataset_of(arrays, name, path, sample_format.grouping, len(classes), task), classes=classes)
@@ -167,7 +174,7 @@ def target_columns_of(path: Path, table: Table, names: Sequence[str], task: Task
             public=f"its {task.outputs} are not those of data.classes, see the node's log",
         )
     ordered = [columns[name] for name in names]
-    found = _numbers(np.stack([table.columns[name] for name in ordered], axis=1), ordered, path)
+    found = _numbers([table.columns[name] for name in ordered], ordered, path)
     if task is MULTI_LABEL:
         if other := np.setdiff1d(found, (0, 1)).tolist():
             raise wrong(path, f"columns of labels must be 0 or 1 with task={task.name}, got {other[0]:g}", "fix them")
@@ -187,13 +194,13 @@ def class_numbers_of(path: Path, table: Table, classes: Sequence[str]) -> IntArr
         DataError: If a label is none of them.
     """
     known = {name: number for number, name in enumerate(classes)}
-    if unknown := sorted(set(table.columns[LABEL].tolist()) - set(known)):
+    if unknown := sorted(set(table.columns[LABEL]) - set(known)):
         raise DataError(
             f"{path}: {LABEL} must be one of {', '.join(classes)}, but {len(unknown)} others occur, such as "
             f"{unknown[0]!r}; rename or remove them, or add the classes for the whole federation",
             public=f"{len(unknown)} of its classes are not in data.classes, see the node's log",
         )
-    return np.array([known[label] for label in table.columns[LABEL].tolist()], dtype=np.int64)
+    return np.array([known[label] for label in table.columns[LABEL]], dtype=np.int64)
 
 
 def _rows(path: Path) -> list[list[str]]:
@@ -211,25 +218,43 @@ def _rows(path: Path) -> list[list[str]]:
         raise wrong(path, f"must be a CSV file in UTF-8, but {error}", "save it as one") from error
 
 
-def _texts(rows: Sequence[Sequence[str]], columns: Sequence[int]) -> npt.NDArray[np.str_]:
-    """Return some columns [n, D] of the rows after the header; numpy gives all fields the width of the longest."""
-    return np.array([[row[column] for column in columns] for row in rows[1:]], dtype=str)
+def _texts(rows: Sequence[Sequence[str]], column: int) -> list[str]:
+    """Return a column of the rows after the header, as Python's texts: in an array all would be as wide as one."""
+    return [row[column] for row in itertools.islice(rows, 1, None)]
 
 
-def _numbers(texts: npt.NDArray[np.str_], names: Sequence[str], path: Path) -> npt.NDArray[np.float64]:
-    """Convert the texts [n, D] of columns to finite numbers."""
-    try:
-        found = texts.astype(np.float64)
-    except ValueError:
-        found = np.array([[_number(text) for text in row] for row in texts.tolist()])
+def _names(texts: Sequence[str], column: str, path: Path) -> npt.NDArray[np.str_]:
+    """Return the names of clients or groups [n] as an array."""
+    longest = max(range(len(texts)), key=lambda number: len(texts[number]))
+    if (length := len(texts[longest])) > LONGEST_NAME:
+        raise wrong(
+            path,
+            f"the column {column} must have names of at most {LONGEST_NAME} characters, got one of {length} in sample "
+            f"{longest + 1}",
+            "shorten it",
+        )
+    return np.array(texts, dtype=str)
+
+
+def _numbers(columns: Sequence[Sequence[str]], names: Sequence[str], path: Path) -> npt.NDArray[np.float64]:
+    """Convert the texts of D columns to finite numbers [n, D]."""
+    count = len(columns[0])
+    found = np.empty((count, len(columns)))
+    for column, texts in enumerate(columns):
+        try:
+            found[:, column] = np.fromiter(map(float, texts), np.float64, count)
+        except ValueError:
+            found[:, column] = np.fromiter(map(_number, texts), np.float64, count)
     with np.errstate(over="ignore"):  # values too large for float32 become infinite and are reported
         broken = np.argwhere(~np.isfinite(found.astype(np.float32)))
     if len(broken):
         row, column = broken[0]
+        text = columns[column][row]
+        quoted = repr(text) if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]!r}... ({len(text)} characters)"
         raise wrong(
             path,
             f"the column {names[column]} must have finite numbers, but {len(broken)} of the file's fields are not, the "
-            f"first is {str(texts[row, column])!r} in sample {row + 1}",
+            f"first is {quoted} in sample {row + 1}",
             "write numbers with a decimal point and fill empty fields, or drop the column; texts become numbers by a "
             "column for each value",
         )
@@ -243,8 +268,8 @@ def _number(text: str) -> float:
         return float("nan")
 
 
-def _classes(labels: npt.NDArray[np.str_]) -> tuple[str, ...]:
-    names = sorted(set(labels.tolist()))
+def _classes(labels: Sequence[str]) -> tuple[str, ...]:
+    names = sorted(set(labels))
     try:
         return tuple(sorted(names, key=int))
     except ValueError:
@@ -252,15 +277,16 @@ def _classes(labels: npt.NDArray[np.str_]) -> tuple[str, ...]:
 
 
 def _divided(
-    arrays: dict[str, npt.NDArray[np.generic]], split: npt.NDArray[np.str_], path: Path
+    arrays: dict[str, npt.NDArray[np.generic]], split: Sequence[str], path: Path
 ) -> dict[str, npt.NDArray[np.generic]]:
     """Divide arrays by the column `split`, into the keys of an `.npz` file with test data."""
-    kinds = set(split.tolist())
+    kinds = set(split)
     if kinds != {"train", "test"}:
         raise wrong(
             path, f"{SPLIT} must be train or test, both at least once, got {', '.join(sorted(kinds))}", "fix it"
         )
-    parts = {"": split == "train", "test_": split == "test"}
+    training = np.array([text == "train" for text in split])
+    parts = {"": training, "test_": ~training}
     return {
         f"{prefix}{key}": array[chosen]
         for prefix, chosen in parts.items()
