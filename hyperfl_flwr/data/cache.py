@@ -2,9 +2,11 @@
 
 Decoding CIFAR-100 takes a second and 180 MB in every process. The first process writes plain `.npy` files; all others
 map them, so that the operating system keeps one copy. The cache is optional: it is rebuilt if it is damaged, and if it
-cannot be written, the arrays stay in memory.
+cannot be written, the arrays stay in memory. What a process that was killed has left of a cache is deleted by the next
+one that uses any data set of the cache.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -18,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hyperfl_flwr.core.checked_files import read_header
+from hyperfl_flwr.core.errors import FolderInUseError, RunDirectoryError
+from hyperfl_flwr.core.folder_lock import lock_folder
 
 _FORMAT = 1
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
@@ -81,13 +85,14 @@ def load_or_build(
         possible.
     """
     folder = (base or cache_directory()) / "decoded" / key
+    _remove_leftovers(folder.parent)
     cached = _read(folder, names)
     if cached is not None:
         return cached
     arrays = build()
     try:
         _write(folder, arrays, names)
-    except OSError:
+    except (OSError, FolderInUseError):
         return arrays  # a full or read-only disk: this process works from memory
     if family:
         for other in folder.parent.glob(f"{family}*"):
@@ -121,15 +126,38 @@ def _map(path: Path) -> npt.NDArray[Any]:
 
 
 def _write(folder: Path, arrays: Arrays, names: Sequence[str]) -> None:
-    """Write a cache folder atomically: other processes see all of it or nothing."""
+    """Write a cache folder atomically: other processes see all of it or nothing.
+
+    Raises:
+        FolderInUseError: If another process took the temporary folder for a leftover, before it was locked.
+        OSError: If it cannot be written.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        for name in names:
-            np.save(temporary / f"{name}.npy", arrays[name], allow_pickle=False)
-        if folder.exists() and _read(folder, names) is None:
-            shutil.rmtree(folder)
-        if not folder.exists():
-            temporary.rename(folder)
+        with _locked(temporary):
+            for name in names:
+                np.save(temporary / f"{name}.npy", arrays[name], allow_pickle=False)
+            if folder.exists() and _read(folder, names) is None:
+                shutil.rmtree(folder)
+            if not folder.exists():
+                temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _locked(folder: Path) -> contextlib.AbstractContextManager[object]:
+    """Lock a folder where the file system has locks; elsewhere leftovers stay."""
+    try:
+        return lock_folder(folder)
+    except FolderInUseError:
+        raise
+    except RunDirectoryError:
+        return contextlib.nullcontext()
+
+
+def _remove_leftovers(parent: Path) -> None:
+    """Delete the temporary folders of processes that were killed; one that is still written is locked."""
+    for folder in parent.glob(".*-*/"):
+        with contextlib.suppress(OSError, RunDirectoryError), lock_folder(folder):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -210,6 +212,50 @@ def test_images_are_decoded_once(tmp_path: Path, own_cache: Path, monkeypatch: p
     assert (np.concatenate([changed.train.images, changed.test.images]) == 7).all(axis=(1, 2, 3)).sum() == 1
     assert [path for path in own_cache.iterdir() if path == kept] == []
     assert len(list(own_cache.iterdir())) == 1
+
+
+SLOW_WRITER = """
+import sys
+import numpy as np
+from hyperfl_flwr.data.registry import load_dataset
+
+save = np.save
+def slow(*words, **named):
+    save(*words, **named)
+    print("written", flush=True)
+    sys.stdin.readline()
+np.save = slow
+load_dataset(f"folder:{sys.argv[1]}")
+"""
+"""Decodes a folder of images, and waits for a line after it has written the training and after the test images."""
+
+
+def slow_writer(folder: Path) -> subprocess.Popen[str]:
+    """Start `SLOW_WRITER`, and wait until it has written the training images."""
+    words = [sys.executable, "-c", SLOW_WRITER, str(folder)]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "written\n"
+    return process
+
+
+def test_images_of_a_process_that_was_killed_do_not_stay(tmp_path: Path, own_cache: Path) -> None:
+    """The next process deletes them, whatever its folder; a process that still writes is not disturbed."""
+    killed, writing = write_digits(tmp_path / "killed"), write_digits(tmp_path / "writing")
+    process = slow_writer(killed)
+    process.kill()
+    process.communicate()
+    process = slow_writer(writing)
+    (left,) = own_cache.iterdir()  # the writer has deleted what the other one has left
+    assert (left / "train_images.npy").stat().st_size > 0
+    read(write_digits(tmp_path / "third"))
+    assert left in own_cache.iterdir()
+    process.communicate("\n\n")
+    assert process.returncode == 0
+    load_dataset.__globals__["_load"].cache_clear()
+    assert isinstance(read(writing).train.images.base, np.memmap)
+    assert [path.name for path in own_cache.iterdir() if path.name.startswith(".")] == []
+    assert len(list(own_cache.iterdir())) == 2
 
 
 def test_the_owner_may_keep_decoded_images_elsewhere(tmp_path: Path, own_cache: Path) -> None:
