@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.tasks import CLASSIFICATION
 from hyperfl_flwr.data.dataset import IntArray, Split
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.data.registry import class_names
@@ -35,7 +36,8 @@ def write_image_folders(changes: Mapping[str, Scalar], output: Path, progress: P
         The clients' folders.
 
     Raises:
-        ConfigError: If a setting is wrong, or the data set does not have 8-bit images of one or three channels.
+        ConfigError: If a setting is wrong, the data set does not have 8-bit images of one or three channels, or two
+            classes would have the same folder.
         DataError: If the data set cannot be read or downloaded.
         RunDirectoryError: If the folder is in use.
     """
@@ -45,13 +47,31 @@ def write_image_folders(changes: Mapping[str, Scalar], output: Path, progress: P
     dataset = data.dataset
     if dataset.train.images.dtype != np.uint8 or dataset.input_shape[0] not in (1, 3):
         raise ConfigError(f"{dataset.name} must have 8-bit images of one or three channels; choose another data set")
-    # Names of classes become names of folders.
-    names = [re.sub(r"[^\w.-]+", "-", name) for name in class_names(dataset.name, dataset.num_classes)]
+    if dataset.task is not CLASSIFICATION:
+        raise ConfigError(f"the samples of {dataset.name} must have a class each, which task={dataset.task.name} lacks")
+    names = _folder_names(dataset.classes or class_names(dataset.name, dataset.num_classes))
     folders = [output / f"client-{client}" for client in range(config.num_clients)]
     for client, folder in enumerate(progress.track(folders, description="writing images")):
         _write(folder / "train", dataset.train, data.train_indices(client), names)
         _write(folder / "test", dataset.test, data.test_indices(client), names)
     return folders
+
+
+def _folder_names(classes: Sequence[str]) -> list[str]:
+    """Return a folder's name for each class.
+
+    Raises:
+        ConfigError: If two classes would get the same folder, or one a folder that is there already.
+    """
+    names = [re.sub(r"[^\w.-]+", "-", name) for name in classes]
+    for name, times in Counter(names).items():
+        if times > 1 or name in (".", ".."):
+            same = ", ".join(repr(each) for each, folder in zip(classes, names, strict=True) if folder == name)
+            raise ConfigError(
+                f"every class must have a folder of its own, but {same} would be written to {name!r}; set data.classes "
+                f"to other names, or rename the folders of {'these classes' if times > 1 else 'this class'}"
+            )
+    return names
 
 
 def _write(folder: Path, split: Split, indices: IntArray, names: list[str]) -> None:

@@ -79,6 +79,39 @@ def test_colours_and_names_of_classes(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.asarray(Image.open(truck)), expected)
 
 
+IID = ("--set", "data.partition=iid")
+
+
+def own_folder(path: Path, *classes: str) -> Path:
+    """Write a folder of images with four images of each class, of which the first class has the darkest."""
+    for number, name in enumerate(classes):
+        (path / name).mkdir(parents=True)
+        for again in range(4):
+            pixels = np.full((8, 8), 50 * number + again, np.uint8)
+            Image.fromarray(pixels).save(path / name / f"{again}.png")
+    return path
+
+
+def test_classes_of_folders_keep_their_names(tmp_path: Path) -> None:
+    """Also in the order of `data.classes`, and without characters that are none of a folder's name."""
+    own = own_folder(tmp_path / "own", "calm", "very sick")
+    for number, chosen in enumerate(([], ["--set", "data.classes=very sick,calm,dead"])):
+        output = str(tmp_path / f"out-{number}")
+        (folder,) = invoke(output, "--dataset", f"folder:{own}", "--num-clients", "1", *IID, *chosen)
+        for part in ("train", "test"):
+            assert sorted(path.name for path in (folder / part).iterdir()) == ["calm", "very-sick"]
+            for name, value in (("calm", 0), ("very-sick", 50)):
+                file = next((folder / part / name).iterdir())
+                assert np.asarray(Image.open(file)).max() // 50 * 50 == value
+
+
+def test_classes_that_would_share_a_folder_are_refused(tmp_path: Path) -> None:
+    own = own_folder(tmp_path / "own", "a b", "a+b", "c")
+    with pytest.raises(ConfigError, match="'a b', 'a\\+b' would be written to 'a-b'"):
+        invoke(str(tmp_path / "out"), "--dataset", f"folder:{own}", "--num-clients", "1")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunDirectoryError, match="is not empty; choose another one"):
@@ -90,3 +123,6 @@ def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
     np.savez(file, features=np.ones((40, 5), np.float32), labels=np.arange(40) % 2)
     with pytest.raises(ConfigError, match="must have 8-bit images"):
         invoke(str(tmp_path / "out"), "--dataset", f"npz:{file}")
+    np.savez(file, images=np.ones((40, 8, 8), np.uint8), labels=np.arange(80).reshape(40, 2) % 2)
+    with pytest.raises(ConfigError, match="must have a class each, which task=multi-label lacks"):
+        invoke(str(tmp_path / "out"), "--dataset", f"npz:{file}", "--set", "task=multi-label")
