@@ -17,8 +17,6 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any
 
-from hyperfl_flwr.flower.log import log
-
 WITHOUT_HELPERS = "HYPERFL_RAY_WITHOUT_HELPERS"
 """Environment variable that leaves the three out: with Flower's own commands, dashboard and logs can be wanted."""
 
@@ -53,6 +51,8 @@ def start_again(start: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(start)
     def init(*args: object, **options: object) -> Any:  # noqa: ANN401 - a context, whose class is private
+        from hyperfl_flwr.flower.log import log  # deferred: the command line imports this module, and not Flower
+
         for attempt in range(1, ATTEMPTS):
             try:
                 return start(*args, **options)
