@@ -20,7 +20,6 @@ from hyperfl_flwr.deploy.probe import ask_health, is_refused
 from hyperfl_flwr.deploy.register import commands_environment
 from hyperfl_flwr.deploy.registered_nodes import registered_nodes
 from hyperfl_flwr.launch.flower_client import FlowerClient, RunStatus
-from hyperfl_flwr.runs.run_directory import read_manifest
 
 HEALTH_SECONDS = 3.0
 """Seconds between two checks that the SuperLink still answers."""
@@ -188,6 +187,8 @@ def _lacks_end(folder: Path, submitted: datetime) -> bool:
     """
     if not (folder / "manifest.json").is_file():
         return False
+    from hyperfl_flwr.runs.run_directory import read_manifest  # deferred: imports Flower
+
     try:
         manifest = read_manifest(folder)
         begun = datetime.fromisoformat([manifest, *manifest.get("resumed", ())][-1]["start"])
