@@ -193,9 +193,20 @@ class Agreement:
     def sides(self) -> str:
         """Return a text for people: the properties without a majority value, with the nodes of each value."""
         return "; ".join(
-            f"{name} is " + " but ".join(f"{value} on nodes {listed(held)}" for value, held in values.items())
+            f"{name} is "
+            + " but ".join(
+                f"{shown} on nodes {listed(held)}"
+                for shown, held in zip(excerpts(list(values)), values.values(), strict=True)
+            )
             for name, values in self.split.items()
         )
+
+
+def excerpts(values: Sequence[str]) -> list[str]:
+    """Return untrusted values that differ for people; long ones from shortly before the first difference on."""
+    start = max(0, len(os.path.commonprefix(values)) - LEAD) if max(map(len, values)) > LONGEST_SHOWN else 0
+    cut = [f"{'... ' * (start > 0)}{value[start : start + LONGEST_SHOWN]}" for value in values]
+    return [printable(text + " ..." * (len(text) >= LONGEST_SHOWN)) for text in cut]
 
 
 def listed(numbers: Iterable[int]) -> str:

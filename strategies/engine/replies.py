@@ -24,6 +24,7 @@ from hyperfl_flwr.protocol.messages import (
 )
 from hyperfl_flwr.protocol.packing import unpack_arrays
 from hyperfl_flwr.protocol.reproducible_sum import MOST_LEVELS, Levels, ReproducibleSum
+from strategies.engine.round_records import DEVIATION, ERROR, OF_THE_SERVER
 
 MOST_METRICS = 100
 """Largest number of different metrics in a report."""
@@ -31,8 +32,11 @@ MOST_METRICS = 100
 LARGEST_METRIC = 1e100
 """Largest magnitude of a metric, so that sums over all clients are finite; plus infinity is also allowed (a loss)."""
 
-RESERVED_NAMES = frozenset({"kind", "round", "phase", "client", "clients", "failed", "away", "num-examples"})
+RESERVED_NAMES = frozenset(name.replace("_", "-") for name in OF_THE_SERVER)
 """Names that metrics cannot have, as the lines of metrics.jsonl use them."""
+
+RESERVED_ENDS = tuple(end.replace("_", "-") for end in (ERROR, DEVIATION))
+"""Ends of names that metrics cannot have, since the server computes these numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,12 +114,17 @@ def _check_metrics(report: Report) -> None:
     found = {name: value for result in report.results for name, value in result.metrics.items()}
     if len(found) > MOST_METRICS:
         raise ValueError(f"the reply has {len(found)} metrics, more than {MOST_METRICS}")
-    if bad := [name for name in found if name in RESERVED_NAMES or not re.fullmatch("[a-z][a-z0-9-]{0,99}", name)]:
+    if bad := [name for name in found if not _is_metric_name(name)]:
         raise ValueError(f"a metric cannot have the name {bad[0]!r}")
     for result in report.results:
         for name, value in result.metrics.items():
             if not (abs(value) <= LARGEST_METRIC or value == math.inf):
                 raise ValueError(f"the {name} of client {result.client} cannot be {value:g}")
+
+
+def _is_metric_name(name: str) -> bool:
+    is_reserved = name in RESERVED_NAMES or name.endswith(RESERVED_ENDS)
+    return not is_reserved and bool(re.fullmatch("[a-z][a-z0-9-]{0,99}", name))
 
 
 def read_training(

@@ -12,6 +12,18 @@ from hyperfl_flwr.runs.run_directory import Record
 from strategies.engine.round_outcome import Outcome
 from strategies.engine.sampling import standard_error
 
+OF_THE_SERVER = frozenset(
+    {
+        "kind", "round", "phase", "client", "clients", "failed", "away", "num_examples", "drawn_from",
+        "client_seconds", "unmask_seconds", "saturated", "node_shares", "bytes_down_per_client", "bytes_up_per_client",
+        "bytes_on_wire", "peak_memory_mb",
+    }
+)  # fmt: skip
+"""Names in metrics.jsonl of the server's own numbers, but for `seconds`, which a client reports of its own, too."""
+
+ERROR, DEVIATION = "_sem", "_std"
+"""Ends of the names of a mean's standard error, and of the standard deviation over the clients."""
+
 
 def renamed(result: ClientResult, drop: str = " ") -> dict[str, Any]:
     """Return one client's numbers by their names in metrics.jsonl, without those that start with `drop`."""
@@ -26,7 +38,7 @@ def means_of(outcome: Outcome, drop: str = " ") -> dict[str, float]:
     """
     numbers = outcome.means()
     if outcome.tally is not None:
-        numbers |= {f"{name}-std": value for name, value in outcome.tally.stds.items()}
+        numbers |= {name + DEVIATION: value for name, value in outcome.tally.stds.items()}
     kept = {name: value for name, value in numbers.items() if not name.startswith(drop)}
     return {name.replace("-", "_"): value for name, value in kept.items() if not name.endswith(("seconds", "examples"))}
 
@@ -64,7 +76,7 @@ def errors_of(outcome: Outcome, population: int, drop: str = " ") -> Record:
     found: dict[str, float | None] = {}
     for name, (deviation, number) in _deviations(outcome).items():
         if not name.startswith(drop):
-            found[name.replace("-", "_") + "_sem"] = standard_error(deviation, number, population)
+            found[name.replace("-", "_") + ERROR] = standard_error(deviation, number, population)
     return {"drawn_from": population, **{name: value for name, value in found.items() if value is not None}}
 
 
@@ -93,7 +105,7 @@ def mean_text(record: Record, kind: str, asked: int, task: Task) -> str:
     name, finished = f"{kind}_{task.score}", record["clients"]
     score = f"{task.score_title} not known" if finished else "no client finished"
     if name in record:
-        error = f" ± {record[f'{name}_sem']:.4f}" if f"{name}_sem" in record else ""
+        error = f" ± {record[name + ERROR]:.4f}" if name + ERROR in record else ""
         score = f"{kind} {task.score_title} {record[name]:.4f}{error}"
     drawn = f" drawn from {record['drawn_from']}" if "drawn_from" in record else ""
     return f"{score}, {finished} of {asked} clients{drawn}"

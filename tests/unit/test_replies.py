@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from flwr.app import RecordDict
 
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CLIENTS,
@@ -18,8 +20,10 @@ from hyperfl_flwr.protocol.messages import (
 )
 from hyperfl_flwr.protocol.packing import pack_arrays
 from hyperfl_flwr.protocol.reproducible_sum import MOST_LEVELS, ReproducibleSum
-from strategies.engine.replies import MOST_METRICS, read_report, read_training
+from hyperfl_flwr.protocol.secure_sums.numbers import Tally
+from strategies.engine.replies import MOST_METRICS, RESERVED_ENDS, RESERVED_NAMES, read_report, read_training
 from strategies.engine.round_outcome import Outcome, Refused
+from strategies.engine.round_records import training_records
 
 
 def content(metrics: dict[str, float], **changes: Any) -> RecordDict:
@@ -48,6 +52,11 @@ def test_our_metrics_are_taken() -> None:
         ({"kind": 1.0}, "a metric cannot have the name 'kind'"),
         ({"num-examples": 1.0}, "a metric cannot have the name 'num-examples'"),
         ({"failed": 1.0}, "a metric cannot have the name 'failed'"),
+        ({"node-shares": 1.0}, "a metric cannot have the name 'node-shares'"),
+        ({"drawn-from": 3.0}, "a metric cannot have the name 'drawn-from'"),
+        ({"peak-memory-mb": 1.0}, "a metric cannot have the name 'peak-memory-mb'"),
+        ({"personalized-accuracy-sem": 0.01}, "a metric cannot have the name 'personalized-accuracy-sem'"),
+        ({"personalized-loss-std": 0.01}, "a metric cannot have the name 'personalized-loss-std'"),
         ({"a\x1b[2J": 1.0}, "a metric cannot have the name"),
         ({"": 1.0}, "a metric cannot have the name ''"),
         ({"personalized-loss": -float("inf")}, "the personalized-loss of client 0 cannot be -inf"),
@@ -59,6 +68,24 @@ def test_metrics_that_could_not_be_recorded_are_refused(metrics: dict[str, float
     """A line of metrics.jsonl already has a round, a kind, ...; two numbers of 1e308 have an infinite sum."""
     with pytest.raises(ValueError, match=text):
         read_report(content(metrics), [0])
+
+
+def test_no_metric_has_the_name_of_a_number_of_the_server() -> None:
+    """All names of a round's lines but those of the client's own metrics are reserved, in plain runs and with sums."""
+    config = RunConfig.from_flat(
+        default_settings("fedavg") | {"fraction-train": 0.5, "num-clients": 4, "last-round": "sampled"}
+    )
+    told = {"personalized-accuracy": 0.5, "seconds": 1.0}
+    plain, secure = Outcome(node_shares={0: 1.0}), Outcome(finished=[0, 1])
+    for client in (0, 1):
+        plain.add(7, Report(results=[ClientResult(client=client, num_examples=7, metrics=told)], process="p"))
+    secure.tally = Tally(nodes=1, clients=2, examples=14, saturated=0, means={}, stds={})
+    written: set[str] = set()
+    for outcome in (plain, secure):
+        for record in training_records(outcome, config, 1, "embeddings", 1.0):
+            written |= {name.replace("_", "-") for name in record}
+    assert {"node-shares", "drawn-from", "phase", "unmask-seconds", "personalized-accuracy-sem"} <= written
+    assert {name for name in written if not name.endswith(RESERVED_ENDS)} - set(told) <= RESERVED_NAMES
 
 
 @pytest.mark.parametrize("change", [{"peak_memory": float("inf")}, {"seconds": "soon"}, {"process": 1}])
