@@ -21,6 +21,7 @@ from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.messages import HELLO, printable
 from hyperfl_flwr.protocol.queries import NOVEL
 from hyperfl_flwr.protocol.secure_sums.messages import KEY, greeting
+from hyperfl_flwr.server.excerpts import excerpts
 from hyperfl_flwr.server.exchange import POLL_SECONDS, exchange
 from hyperfl_flwr.server.handshake import Node, Refusal, introduce
 
@@ -202,13 +203,6 @@ class Agreement:
         )
 
 
-def excerpts(values: Sequence[str]) -> list[str]:
-    """Return untrusted values that differ for people; long ones from shortly before the first difference on."""
-    start = max(0, len(os.path.commonprefix(values)) - LEAD) if max(map(len, values)) > LONGEST_SHOWN else 0
-    cut = [f"{'... ' * (start > 0)}{value[start : start + LONGEST_SHOWN]}" for value in values]
-    return [printable(text + " ..." * (len(text) >= LONGEST_SHOWN)) for text in cut]
-
-
 def listed(numbers: Iterable[int]) -> str:
     """Return numbers of nodes or clients as a text for people."""
     return " ".join(map(str, numbers))
@@ -248,14 +242,16 @@ def agree(
 
 
 def _text(node: Node, key: str) -> str:
-    return printable(str(node.properties[key]))
+    """Return a property in full: two long lists of classes may differ in the last one."""
+    return str(node.properties[key])
 
 
 def _misfit(node: Node, found: Agreement, num_clients: int) -> str:
     """Return the reason why a node does not fit; empty if it fits."""
     for key, value in found.terms.items():
         if key in node.properties and (own := _text(node, key)) != value:
-            return f"its {TERMS[key]} is {own}, but the other nodes have {value}"
+            shown, others = excerpts([own, value])
+            return f"its {TERMS[key]} is {shown}, but the other nodes have {others}"
     if not 0 <= node.partition < int(found.terms.get("num-nodes", node.properties["num-nodes"])):
         return f"its partition-id {node.partition} is not in the range from 0 to num-partitions - 1"
     if node.partition in found.accepted:

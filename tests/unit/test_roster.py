@@ -306,6 +306,28 @@ def test_no_side_has_most_nodes(make_roster: Callable[..., Roster]) -> None:
         make_roster(ScriptedGrid(answers)).gather()
 
 
+@pytest.mark.parametrize("sides", [[0, 1], [0, 1, 1]])
+def test_long_lists_of_classes_are_compared_to_their_end(sides: list[int], make_roster: Callable[..., Roster]) -> None:
+    """200 classes of more than 2000 characters, of which only the last differs; the texts are about that one."""
+    same = [f"{number:03d}.species-{number}" for number in range(199)]
+    lists = [[*same, "198.crow"], [*same, "199.raven"]]
+    answers = {
+        A + number: [says(introduction(number, len(sides), 6, classes=lists[side], num_classes=200))]
+        for number, side in enumerate(sides)
+    }
+    roster = make_roster(ScriptedGrid(answers), min_nodes=2)
+    if len(sides) == 2:
+        with pytest.raises(
+            RunFailedError, match=r"'198.crow'\] \.\.\. on nodes 0 but .*'199.raven'\] \.\.\. on nodes 1;"
+        ):
+            roster.gather()
+    else:
+        roster.gather()
+        assert there(roster) == [1, 2]
+        assert "its classes is ... " in roster.refused[0].reason
+        assert "'198.crow'] ..., but the other nodes have ... " in roster.refused[0].reason
+
+
 def test_all_are_refused(make_roster: Callable[..., Roster]) -> None:
     grid = ScriptedGrid({A: [refuses(0, "no data")], B: [refuses(1, "no key")]})
     with pytest.raises(RunFailedError, match=r"(?s)node 0 is refused: no data\n  - node 1 is refused: no key"):
