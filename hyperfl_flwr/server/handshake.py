@@ -9,11 +9,18 @@ from flwr.app import ConfigRecord
 
 from hyperfl_flwr.core.versions import differing
 from hyperfl_flwr.protocol.hosting import MOST_NODES
-from hyperfl_flwr.protocol.messages import DATA_VERSION, PROPERTIES, printable, record_of
+from hyperfl_flwr.protocol.messages import DATA_VERSION, NUM_EXAMPLES, PROPERTIES, printable, record_of
 from hyperfl_flwr.protocol.queries import CROSS_SITE, NOVEL, PROBLEM
 from hyperfl_flwr.protocol.secure_sums.keys import is_key
 from hyperfl_flwr.protocol.secure_sums.messages import KEY, SIGNATURE
 from hyperfl_flwr.server.exchange import Exchange
+
+MOST_EXAMPLES = 10**9
+"""Largest number of training samples of a client, more than a node can hold.
+
+The largest number sets the precision of the sums: with 2^60 all that clients with a thousand samples send is rounded
+to 0.
+"""
 
 
 def _is_count(value: object) -> bool:
@@ -37,7 +44,7 @@ KINDS: Mapping[str, Callable[[Any], bool]] = {
     "input-shape": lambda value: _are_counts(value) and len(value) in (1, 3) and 0 not in value,
     "num-classes": lambda value: _is_count(value) and value > 0,
     "clients": lambda value: _are_counts(value) and len(set(value)) == len(value),
-    "num-examples": _are_counts,
+    NUM_EXAMPLES: lambda value: _are_counts(value) and all(0 < count <= MOST_EXAMPLES for count in value),
     "classes": _are_texts,
     "partitioned-by": _is_text,
     "owners-data": lambda value: type(value) is bool,
@@ -83,7 +90,8 @@ class Node:
     @property
     def num_examples(self) -> Mapping[int, int]:
         """Number of training samples of each client; empty if the node does not report them."""
-        return dict(zip(self.clients, self.properties.get("num-examples", ()), strict=False))
+        counts = self.properties.get(NUM_EXAMPLES)
+        return {} if counts is None else dict(zip(self.clients, counts, strict=True))
 
     @property
     def other_versions(self) -> str:
@@ -167,16 +175,22 @@ def introduce(answer: Exchange, *, needs_key: bool = False, refused: str = "") -
         return Refusal(id=answer.node, number=number, reason=printable(str(properties[PROBLEM])))
     if refused and refused in properties:
         return Refusal(id=answer.node, number=number, reason=f"its handshake must not have {refused} in this run")
-    if reason := _problem(properties, _KEYS if needs_key else ()):
+    if reason := _problem(properties, needs_key=needs_key):
         return Refusal(id=answer.node, number=number, reason=reason)
     return Node(id=answer.node, partition=number, clients=sorted(properties["clients"]), properties=properties)
 
 
-def _problem(properties: Mapping[str, Any], also_needed: Sequence[str]) -> str:
+def _problem(properties: Mapping[str, Any], *, needs_key: bool) -> str:
     """Return which properties are missing or have a wrong type or range; empty if all are valid."""
-    needed = _NEEDED_OF_NOVEL if properties.get(NOVEL) else _NEEDED
-    if missing := [key for key in (*needed, *also_needed) if key not in properties]:
+    is_novel = properties.get(NOVEL)
+    # In a plain run the numbers of samples are the weights in the mean, so that no training node may hide its own.
+    also_needed = _KEYS if needs_key else () if is_novel else (NUM_EXAMPLES,)
+    needed = (*(_NEEDED_OF_NOVEL if is_novel else _NEEDED), *also_needed)
+    if missing := [key for key in needed if key not in properties]:
         return f"its handshake lacks {', '.join(missing)}"
     # `printable` also limits the length: the value is untrusted and goes to the log.
     wrong = (key for key, is_right in KINDS.items() if key in properties and not is_right(properties[key]))
-    return next((printable(f"its {key} is invalid, got {properties[key]!r}") for key in wrong), "")
+    if problem := next((printable(f"its {key} is invalid, got {properties[key]!r}") for key in wrong), ""):
+        return problem
+    number, expected = len(properties.get(NUM_EXAMPLES, properties["clients"])), len(properties["clients"])
+    return "" if number == expected else f"its num-examples has {number} numbers for {expected} clients"

@@ -15,10 +15,13 @@ Answer = Callable[[Message], Message | None]
 
 
 def introduction(partition: int, num_nodes: int, num_clients: int, **changes: Any) -> RecordDict:
+    """Return a node's answer to a greeting; a change to None leaves a property out."""
+    clients = clients_of_node(partition, num_nodes, num_clients)
     properties = {
         "partition": partition,
         "num-nodes": num_nodes,
-        "clients": clients_of_node(partition, num_nodes, num_clients),
+        "clients": clients,
+        "num-examples": [100] * len(clients),
         "input-shape": [1, 8, 8],
         "num-classes": 10,
         "partitioned-by": "iid",
@@ -26,7 +29,8 @@ def introduction(partition: int, num_nodes: int, num_clients: int, **changes: An
         "device": "cpu",
         **{key.replace("_", "-"): value for key, value in changes.items()},
     }
-    return RecordDict({PROPERTIES: ConfigRecord(properties)})
+    told = {key: value for key, value in properties.items() if value is not None}
+    return RecordDict({PROPERTIES: ConfigRecord(told)})
 
 
 class ScriptedGrid(InProcessGrid):

@@ -12,7 +12,7 @@ from hyperfl_flwr.protocol.messages import PROPERTIES, record_of
 from hyperfl_flwr.server import membership as roster_module
 from hyperfl_flwr.server.cures import cure_of
 from hyperfl_flwr.server.exchange import Exchange
-from hyperfl_flwr.server.handshake import MOST_NODES, Node, Refusal, introduce
+from hyperfl_flwr.server.handshake import MOST_EXAMPLES, MOST_NODES, Node, Refusal, introduce
 from hyperfl_flwr.server.membership import Roster
 
 
@@ -24,10 +24,10 @@ def greeting(**changes: Any) -> Exchange:
 
 
 def test_what_our_nodes_tell_is_taken() -> None:
-    told = {"classes": ["a", "b"], "num_examples": [10, 0], "model": "", "train_label_counts": [1] * 20}
+    told = {"classes": ["a", "b"], "num_examples": [10, MOST_EXAMPLES], "model": "", "train_label_counts": [1] * 20}
     found = introduce(greeting(**told))
     assert isinstance(found, Node)
-    assert (found.clients, found.num_examples) == ([0, 3], {0: 10, 3: 0})
+    assert (found.clients, found.num_examples) == ([0, 3], {0: 10, 3: MOST_EXAMPLES})
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,8 @@ def test_what_our_nodes_tell_is_taken() -> None:
         {"num_nodes": 0}, {"num_nodes": MOST_NODES + 1}, {"num_nodes": "3"}, {"num_nodes": 3.0}, {"num_nodes": True},
         {"clients": "03"}, {"clients": [0, 0]}, {"clients": [-1]}, {"clients": [0.5]}, {"clients": 3},
         {"input_shape": "[1, 8, 8]"}, {"input_shape": [1, 8]}, {"input_shape": [1, 0, 8]}, {"num_classes": "10"},
-        {"num_examples": ["many", "more"]}, {"num_examples": 5}, {"num_examples": [-1, 1]}, {"classes": [1, 2]},
+        {"num_examples": ["many", "more"]}, {"num_examples": 5}, {"num_examples": [-1, 1]}, {"num_examples": [0, 1]},
+        {"num_examples": [1, MOST_EXAMPLES + 1]}, {"classes": [1, 2]},
         {"device": 1}, {"partitioned_by": [1]}, {"owners_data": 1}, {"model": b"x"}, {"method": b"x"},
         {"data_reuse": 1},
         {"train_label_counts": [0.5]},
@@ -51,7 +52,8 @@ def test_nonsense_is_refused_by_name(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["num-nodes", "clients", "input-shape", "num-classes", "partitioned-by", "owners-data", "device"]
+    "key",
+    ["num-nodes", "clients", "input-shape", "num-classes", "partitioned-by", "owners-data", "device", "num-examples"],
 )
 def test_what_is_not_told_is_named(key: str) -> None:
     answer = greeting()
@@ -60,6 +62,14 @@ def test_what_is_not_told_is_named(key: str) -> None:
     found = introduce(answer)
     assert isinstance(found, Refusal)
     assert found.reason == f"its handshake lacks {key}"
+
+
+@pytest.mark.parametrize("counts", [[], [10], [10, 10, 10]])
+def test_each_client_has_one_number_of_samples(counts: list[int]) -> None:
+    """A client without one could report any number later, and so be all of the mean."""
+    found = introduce(greeting(num_examples=counts))
+    assert isinstance(found, Refusal)
+    assert found.reason == f"its num-examples has {len(counts)} numbers for 2 clients"
 
 
 class SlowGrid(ScriptedGrid):

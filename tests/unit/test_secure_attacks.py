@@ -25,7 +25,8 @@ def gathered(keys: Sequence[str], **last: object) -> Roster:
     answers: dict[int, Sequence[Answer]] = {}
     for number, key in enumerate(keys):
         changes = last if number == len(keys) - 1 else {}
-        properties = introduction(number, len(keys), len(keys), secure_key=key, secure_signature="", **changes)
+        told = {"secure_key": key, "secure_signature": "", "num_examples": None} | changes
+        properties = introduction(number, len(keys), len(keys), **told)
         answers[A + number] = [says(properties)]
     roster = Roster(ScriptedGrid(answers), num_clients=len(keys), timeout=10.0, min_nodes=2, session=SESSION)
     roster.gather()
