@@ -18,7 +18,7 @@ from hyperfl_flwr.methods.pfedhn import PFedHNConfig
 from hyperfl_flwr.models.new_embedding import NewEmbedding
 from hyperfl_flwr.models.server_hypernetwork import DeepHypernetwork, ServerHypernetwork, ServerRates
 from hyperfl_flwr.models.target import Target
-from hyperfl_flwr.protocol.arrays import SharedArrays
+from hyperfl_flwr.protocol.arrays import SharedArrays, not_finite
 from hyperfl_flwr.protocol.messages import group_of
 from strategies.engine.base import BaseStrategy
 from strategies.engine.context import ServerContext
@@ -134,7 +134,11 @@ class PFedHN(BaseStrategy):
         }
 
     def update(self, per_client: Mapping[int, SharedArrays], num_examples: Mapping[int, int]) -> None:
-        """Step the hypernetwork and the embeddings along the clients' changes (algorithm 1)."""
+        """Step the hypernetwork and the embeddings along the clients' changes (algorithm 1).
+
+        A step that does not end in finite numbers is taken back.
+        """
+        before = {name: value.clone() for name, value in self.server.state().items()}
         self.server.update(
             {
                 client: {
@@ -146,6 +150,9 @@ class PFedHN(BaseStrategy):
             },
             self.inputs(list(per_client)),
         )
+        if key := not_finite({name: value.numpy() for name, value in self.server.state().items()}):
+            self.remarks.append(f"{key} is not finite after the server's step, so the hypernetwork is kept as it was")
+            self.server.load(before)
 
     def new_embedding(self, target: str) -> NewEmbedding:
         """Return the embedding of a client that joins, at the mean of the trained clients' embeddings.

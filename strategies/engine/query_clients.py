@@ -1,5 +1,6 @@
 """Query clients about their data, with one message to each node that hosts some of them."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -26,6 +27,13 @@ from strategies.engine.context import ServerContext
 from strategies.engine.replies import read_answers
 from strategies.engine.round_outcome import Refused
 
+LARGEST_DESCRIPTOR = 1e4
+"""Largest magnitude of a descriptor's numbers.
+
+Honest ones are of a linear layer on standardised units, about 1 in size. With numbers of 1e25 one client would make the
+hypernetwork that is tuned on them infinite.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
@@ -39,6 +47,7 @@ class Query:
         per_client: Arrays that are sent to single clients, by client; empty if there are none.
         question: The data that the query is about.
         records: Further records that are sent to each node.
+        largest: Largest magnitude of a number in an answer's arrays.
     """
 
     kind: str
@@ -48,6 +57,7 @@ class Query:
     per_client: Mapping[int, SharedArrays] = field(default_factory=dict)
     question: QuerySpec = field(default_factory=QuerySpec)
     records: Mapping[str, ConfigRecord] = field(default_factory=dict)
+    largest: float = math.inf
 
 
 @dataclass(kw_only=True)
@@ -96,6 +106,7 @@ def ask(grid: Grid, context: ServerContext, server_round: int, query: Query) -> 
                 raise ValueError(answer.problem)
             found.bytes_on_wire += content_bytes([answer.content])
             report, per_client = read_answers(answer.content, clients, query.expected)
+            _refuse_large(per_client, query.largest)
         except ValueError as error:
             if answer.away:
                 found.away[answer.node] = clients
@@ -109,6 +120,18 @@ def ask(grid: Grid, context: ServerContext, server_round: int, query: Query) -> 
     found.arrays = dict(sorted(found.arrays.items()))  # independent of the nodes and their order
     found.failures.sort(key=lambda failure: failure.client)
     return found
+
+
+def _refuse_large(per_client: Mapping[int, SharedArrays], largest: float) -> None:
+    """Refuse answers with numbers that honest clients cannot have.
+
+    Raises:
+        ValueError: If there are such numbers; the message names the client.
+    """
+    for client, arrays in per_client.items():
+        for key, value in arrays.items():
+            if (np.abs(value) > largest).any():
+                raise ValueError(f"{key} of client {client} has numbers beyond {largest:g}")
 
 
 def _limits(message: Message, clients: Collection[int], query: Query) -> ReplyLimits:
@@ -159,4 +182,5 @@ def descriptors_of(clients: Collection[int], encoder: ArrayRecord, dimension: in
         expected=dict.fromkeys(clients, expected),
         shared=encoder,
         question=question,
+        largest=LARGEST_DESCRIPTOR,
     )

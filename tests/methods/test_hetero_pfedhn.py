@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from html_pages import Page
 
@@ -14,10 +15,11 @@ from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, SMALL, Federate
 from hyperfl_flwr.launch.contract.folders import last_checkpoint, outcome
+from hyperfl_flwr.models.server_hypernetwork import ServerHypernetwork
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.node.ledger import read_ledger
 from hyperfl_flwr.results.report import write_report
-from hyperfl_flwr.runs.checkpoint import SERVER
+from hyperfl_flwr.runs.checkpoint import SERVER, Checkpoints
 
 TWO: dict[str, Scalar] = {"pfedhn.targets": "cnn, mlp"}
 """Clients 0, 2 and 4 train the CNN, clients 1 and 3 the MLP."""
@@ -31,6 +33,26 @@ def results(run: Path) -> dict[str, Any]:
     for row in found["metrics"]:
         row.pop("bytes_on_wire", None)
     return found
+
+
+def test_a_step_that_ends_in_no_number_is_taken_back(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the second of two rounds: the run says so, and its state is that after the first."""
+    update, calls = ServerHypernetwork.update, []
+
+    def broken(self: ServerHypernetwork, *given: Any) -> None:
+        update(self, *given)
+        calls.append(self)
+        if len(calls) == 2:
+            self.hypernetwork.head_bias.data[3] = float("nan")
+
+    monkeypatch.setattr(ServerHypernetwork, "update", broken)
+    run = federate("pfedhn", num_rounds=2, checkpoint_every=1)
+    text = "round 2: warning: head_bias is not finite after the server's step, so the hypernetwork is kept as it was"
+    assert text in (run / "server.log").read_text()
+    first, last = (Checkpoints(run / "checkpoints").load(number)[0] for number in (1, 2))
+    assert set(first) == set(last)
+    assert any("momentum" in key for key in first)
+    assert all(np.array_equal(first[key], last[key]) for key in first)
 
 
 def num_parameters(name: str) -> int:

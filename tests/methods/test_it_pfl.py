@@ -216,9 +216,16 @@ def test_what_the_encoder_is_to_learn_has_the_mean_of_all_embeddings(federate: F
     np.testing.assert_allclose(found - found[0], table[clients] - table[clients[0]], atol=1e-6)
 
 
-@pytest.mark.parametrize("fault", ["raises", "is no number"])
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("raises", "the camera is broken"),
+        (np.nan, "embedding/weight is not finite"),
+        (1e25, "embedding/weight of client 2 has numbers beyond 10000"),
+    ],
+)
 def test_a_client_that_cannot_be_described_is_left_out_and_asked_again(
-    fault: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
+    fault: str | float, text: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Client 2 fails at the start of the second phase (round 2): it is named in that round and trained in the next."""
     describe, calls = ITPFLClient.describe, []
@@ -227,16 +234,15 @@ def test_a_client_that_cannot_be_described_is_left_out_and_asked_again(
         calls.append(self.context.client)
         arrays, number = describe(self, received, question)
         if self.context.client == 2 and calls.count(2) == 1:
-            if fault == "raises":
+            if isinstance(fault, str):
                 raise RuntimeError("the camera is broken")
-            return {key: value * np.nan for key, value in arrays.items()}, number
+            return {key: value * np.float32(fault) for key, value in arrays.items()}, number
         return arrays, number
 
     monkeypatch.setattr(ITPFLClient, "describe", broken)
-    run = federate("it-pfl", num_rounds=3, **{"it-pfl.fine-tune-rounds": 2})
+    run = federate("it-pfl", num_nodes=NUM_CLIENTS, num_rounds=3, **{"it-pfl.fine-tune-rounds": 2})
     assert sorted(calls) == [0, 1, 2, 2, 3, 4]
     assert [row["failed"] for row in metrics(run) if row["kind"] == "train"] == [[], [2], []]
-    text = "the camera is broken" if fault == "raises" else "embedding/weight is not finite"
     assert text in (run / "failures" / "round-000002-client-00002.txt").read_text()
     arrays, progress = last_checkpoint(run)
     assert arrays["server/described"].tolist() == [1] * NUM_CLIENTS
