@@ -29,7 +29,7 @@ from hyperfl_flwr.models.provenance import keep_sources, method_facts, model_fac
 from hyperfl_flwr.runs import manifest
 from hyperfl_flwr.runs.privacy_statement import statement_text
 from hyperfl_flwr.runs.resume import begun_rounds, refuse_other_nodes, resume_round
-from hyperfl_flwr.runs.run_data import refuse_changed_data
+from hyperfl_flwr.runs.run_data import RunData, refuse_changed_data
 from hyperfl_flwr.runs.run_directory import DEPLOYMENT, RunDirectory, new_run_name, read_manifest, refuse_used_directory
 from hyperfl_flwr.runs.summary import fall_text, majority_text, summarise, target_text
 from hyperfl_flwr.server.federation import Federation, refuse_other_sources
@@ -129,7 +129,7 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
             last_round = resume_round(
                 config, resolved(config), keeps_state=client_of(config.method).keeps_state(config)
             )
-            federation = roster.gather(resumed=True)
+            federation = roster.gather(resumed=RunData.read(read_manifest(directory.path)).terms())
             refuse_other_sources(federation, config.method, config.target, config.lpm.weights)
             refuse_other_nodes(read_manifest(directory.path), roster.num_nodes)
             if roster.simulated:  # a node of a deployment could claim anything

@@ -87,7 +87,22 @@ class RunData:
         """Combine with the description of the nodes that took part before: owners' data, once used, stay recorded."""
         # The summary must not name the data set of the setting once an owner's data were used.
         found = before if before.source == "nodes" and self.source == "dataset" else self
-        return replace(found, are_files=self.are_files and before.are_files)
+        return replace(
+            found,
+            are_files=self.are_files and before.are_files,
+            classes=found.classes or self.classes or before.classes,
+        )
+
+    def terms(self) -> dict[str, str]:
+        """Return what a resumed run requires of a deployment's nodes, as texts by keys of `federation.TERMS`.
+
+        What the manifest does not say is not required: the names of classes without names, and everything with a
+        manifest of an earlier version.
+        """
+        found: dict[str, str] = {}
+        if self.num_classes is not None and self.input_shape is not None:
+            found |= {"input-shape": str(list(self.input_shape)), "num-classes": str(self.num_classes)}
+        return found | ({"classes": str(list(self.classes))} if self.classes else {})
 
     def named_in(self, settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Return a run's settings for people, with the title instead of the name of a data set that was not used."""

@@ -181,12 +181,14 @@ class Agreement:
 
     Attributes:
         terms: The required values, by the keys of `TERMS`.
+        known: Those of them about which the nodes did not decide.
         split: Properties without a majority value: name -> value -> numbers of the nodes.
         accepted: Nodes that fit, by number.
         refused: Refusals of the nodes that do not fit.
     """
 
     terms: Mapping[str, str]
+    known: Mapping[str, str] = field(default_factory=dict)
     split: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     accepted: dict[int, Node] = field(default_factory=dict)
     refused: list[Refusal] = field(default_factory=list)
@@ -209,7 +211,7 @@ def listed(numbers: Iterable[int]) -> str:
 
 
 def agree(
-    nodes: Sequence[Node], num_clients: int, terms: Mapping[str, str] | None = None, num_nodes: int | None = None
+    nodes: Sequence[Node], num_clients: int, terms: Mapping[str, str] | None, known: Mapping[str, str]
 ) -> Agreement:
     """Determine which nodes fit together.
 
@@ -217,9 +219,9 @@ def agree(
         nodes: Nodes that have replied; if two have the same number, the first is accepted.
         num_clients: Number of clients N.
         terms: The required values, if already decided; None to take the value of most nodes for each property.
-        num_nodes: Number P of nodes; None to take that of most nodes, too.
+        known: Required values of the run's settings, or of its rounds before; the nodes do not decide about these.
     """
-    found = Agreement(terms=dict(terms or {}) | ({"num-nodes": str(num_nodes)} if num_nodes else {}))
+    found = Agreement(terms={**(terms or {}), **known}, known=known)
     for key in TERMS if terms is None else ():
         if key in found.terms:
             continue
@@ -241,17 +243,19 @@ def agree(
     return found
 
 
-def _text(node: Node, key: str) -> str:
-    """Return a property in full: two long lists of classes may differ in the last one."""
-    return str(node.properties[key])
+def _text(node: Node, key: str, *, is_recorded: bool = False) -> str:
+    """Return a property in full, as two long lists of classes may differ in the last one; or as manifests have it."""
+    value = node.properties[key]
+    return str(list(map(printable, value)) if is_recorded and key == "classes" else value)
 
 
 def _misfit(node: Node, found: Agreement, num_clients: int) -> str:
     """Return the reason why a node does not fit; empty if it fits."""
     for key, value in found.terms.items():
-        if key in node.properties and (own := _text(node, key)) != value:
+        is_known = key in found.known
+        if key in node.properties and (own := _text(node, key, is_recorded=is_known)) != value:
             shown, others = excerpts([own, value])
-            return f"its {TERMS[key]} is {shown}, but the other nodes have {others}"
+            return f"its {TERMS[key]} is {shown}, but the {'run has' if is_known else 'other nodes have'} {others}"
     if not 0 <= node.partition < int(found.terms.get("num-nodes", node.properties["num-nodes"])):
         return f"its partition-id {node.partition} is not in the range from 0 to num-partitions - 1"
     if node.partition in found.accepted:

@@ -8,7 +8,7 @@ In a simulation the nodes do not change after the handshake.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from flwr.serverapp import Grid
 
@@ -70,6 +70,7 @@ class Roster:
     ) -> None:
         self.federation = Federation([])
         self.num_nodes, self._given_nodes = num_nodes or 0, num_nodes
+        self._known = {"num-nodes": str(num_nodes)} if num_nodes else {}
         self.refused: list[Refusal] = []
         self.exclusions = Exclusions(exclusion_rounds)
         self.seen: set[int] = set()
@@ -84,11 +85,11 @@ class Roster:
         self._last_announced: dict[int, str] = {}
         self._announced_notes: set[str] = set()
 
-    def gather(self, *, resumed: bool = False) -> Federation:
+    def gather(self, *, resumed: Mapping[str, str] | None = None) -> Federation:
         """Wait for the nodes at the start of a run.
 
         Args:
-            resumed: True if the run has begun before; `min_nodes = None` then requires only half of the nodes.
+            resumed: The terms of a run that has begun before; `min_nodes = None` then requires only half of the nodes.
 
         Raises:
             RunFailedError: If too few nodes take part after `timeout`, or if the nodes' data differ without a majority;
@@ -101,6 +102,7 @@ class Roster:
                 raise RunFailedError(f"num-nodes is {self._given_nodes}, but the simulation has {self.num_nodes} nodes")
             self.seen = {node.partition for node in self.federation.nodes}
             return self.federation
+        self._known |= resumed or {}
         end, waiting = time.monotonic() + self._timeout, ""
         while True:
             left = max(0.0, end - time.monotonic())
@@ -113,8 +115,7 @@ class Roster:
                 waiting = state
             time.sleep(PAUSE_SECONDS)
         self._refuse_split()
-        all_needed = self._min_nodes is None and not resumed
-        if not self._has_enough() or (all_needed and not self._all_have_replied()):
+        if not self._has_enough() or (self._min_nodes is None and resumed is None and not self._all_have_replied()):
             self._fail()
         self._fix_terms()
         return self.federation
@@ -192,7 +193,7 @@ class Roster:
         nodes = [node for node in nodes if node not in changed]
         nodes.sort(key=lambda node: node.id not in here)  # a present node wins over a new one with the same number
         terms = self._agreement.terms if self._has_begun else None
-        self._agreement = found = agree(nodes, self._num_clients, terms, self._given_nodes)
+        self._agreement = found = agree(nodes, self._num_clients, terms, self._known)
         self._cure = cure_of(nodes) if found.refused or found.split else ""
         if not self._has_begun:
             self.num_nodes = int(found.terms.get("num-nodes", 0))

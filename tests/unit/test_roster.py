@@ -12,6 +12,7 @@ from hyperfl_flwr.core.versions import shared_versions
 from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.protocol.messages import PROPERTIES
 from hyperfl_flwr.protocol.queries import NOVEL
+from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.server import greetings
 from hyperfl_flwr.server import membership as roster_module
 from hyperfl_flwr.server.membership import Roster
@@ -71,7 +72,7 @@ def test_a_run_begins_with_all_nodes_unless_it_is_told_otherwise(make_roster: Ca
     text = r"node-timeout = 0\.05 s: all 3 nodes are required, missing: 1; start them, or set min-nodes=2"
     with pytest.raises(RunFailedError, match=text):
         make_roster(grid).gather()
-    for roster, resumed in ((make_roster(grid, min_nodes=2), False), (make_roster(grid), True)):
+    for roster, resumed in ((make_roster(grid, min_nodes=2), None), (make_roster(grid), {})):
         roster.gather(resumed=resumed)
         assert (there(roster), roster.away, roster.num_nodes) == ([0, 2], [1], 3)
         assert roster.clients_of(1) == [1, 4]
@@ -155,10 +156,10 @@ def test_a_node_beyond_the_run_is_neither_waited_for_nor_counted(
 
 
 @pytest.mark.parametrize("changes", [{}, {"min_nodes": 1}])
-@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("resumed", [None, {}])
 @pytest.mark.parametrize("other", [fails(ErrorCode.CLIENT_APP_RAISED_EXCEPTION), says(introduction(0, 2, 6))])
 def test_nothing_but_its_own_answer_stands_for_a_node_of_the_run(
-    other: Answer, resumed: bool, changes: dict[str, int], make_roster: Callable[..., Roster]
+    other: Answer, resumed: dict[str, str] | None, changes: dict[str, int], make_roster: Callable[..., Roster]
 ) -> None:
     """The third node cannot load the app, so that its answer has no number, or has node 0's: node 1 is waited for."""
     grid = ScriptedGrid({**nodes_of(2, 6), C: [other]}, arrivals=[A, C, B])
@@ -175,8 +176,8 @@ def test_a_node_of_the_run_whose_answer_has_no_number_counts_as_missing(make_ros
     with pytest.raises(RunFailedError, match=text):
         make_roster(ScriptedGrid(answers), num_nodes=2).gather()
     for roster, resumed in (
-        (make_roster(ScriptedGrid(answers), num_nodes=2, min_nodes=1), False),
-        (make_roster(ScriptedGrid(answers), num_nodes=2), True),
+        (make_roster(ScriptedGrid(answers), num_nodes=2, min_nodes=1), None),
+        (make_roster(ScriptedGrid(answers), num_nodes=2), {}),
     ):
         roster.gather(resumed=resumed)
         assert there(roster) == [0]
@@ -192,7 +193,7 @@ def test_a_node_of_another_number_of_nodes_than_the_run_is_refused(make_roster: 
     roster = make_roster(ScriptedGrid(answers), num_nodes=2, min_nodes=1)
     roster.gather()
     assert (there(roster), roster.num_nodes) == ([0], 2)
-    assert "its num-partitions is 3, but the other nodes have 2" in str(roster.refused[0])
+    assert "its num-partitions is 3, but the run has 2" in str(roster.refused[0])
 
 
 def test_a_node_joins_goes_and_comes_back(make_roster: Callable[..., Roster], said: list[str]) -> None:
@@ -298,6 +299,35 @@ def test_what_the_run_began_with_counts(make_roster: Callable[..., Roster]) -> N
     grid.present = [A, B, C]
     roster.refresh(1)
     assert (there(roster), len(roster.refused)) == ([0], 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"classes": ["malignant", "benign"]},
+            "its classes is ['malignant', 'benign'], but the run has ['benign', 'mali",
+        ),
+        ({"num_classes": 3, "classes": ["a", "b", "c"]}, "its num-classes is 3, but the run has 2"),
+        ({"input_shape": [1, 9, 9]}, "its input-shape is [1, 9, 9], but the run has [1, 8, 8]"),
+    ],
+)
+def test_a_resumed_run_has_its_own_classes_whatever_most_nodes_say(
+    changes: dict[str, Any], reason: str, make_roster: Callable[..., Roster]
+) -> None:
+    """The manifest of the run says which; class names are as in the manifest, without control characters."""
+    run = {"num_classes": 2, "classes": ["benign", "malignant"]}
+    first = make_roster(ScriptedGrid(nodes_of(3, 6, **run)))
+    terms = RunData.read({"data": RunData.of(first.gather(), "digits").entry()}).terms()
+    answers = nodes_of(3, 6, **(run | changes)) | {
+        A: [says(introduction(0, 3, 6, **run | {"classes": ["benign\n", "malignant"]}))]
+    }
+    roster = make_roster(ScriptedGrid(answers), min_nodes=1)
+    roster.gather(resumed=terms)
+    assert there(roster) == [0]
+    assert [reason in refusal.reason for refusal in roster.refused] == [True, True]
+    roster.refresh(2)
+    assert there(roster) == [0]
 
 
 def test_no_side_has_most_nodes(make_roster: Callable[..., Roster]) -> None:

@@ -51,6 +51,14 @@ def test_data_that_were_used_stay_used() -> None:
     assert others.with_earlier(others) == others
 
 
+def test_names_that_were_known_stay_known() -> None:
+    """A resumed run may first go on with nodes that do not tell the names of their classes."""
+    names = tuple("abcdef")
+    before, now = (RunData.of(federation(True, **told), "digits") for told in ({"classes": list(names)}, {}))
+    assert now.with_earlier(before).classes == names
+    assert now.with_earlier(now).classes == ()
+
+
 def test_names_of_classes_are_those_of_as_many_classes() -> None:
     """Names come from other machines: control characters are removed, and a list of another length is not used."""
     names = ["a", "b\n\x1b[31m", "c", "d", "e", "f"]
