@@ -5,6 +5,7 @@ them. They prevent one node's mistake or crude manipulation from dominating the 
 samples, an update a thousand times too long, an accuracy of 7.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,8 +23,12 @@ from strategies.engine.replies import TrainingReply
 LIMITS = {
     **dict.fromkeys(("accuracy", "macro-f1", "auc", "majority-share", "backdoor-success"), (0.0, 1.0)),
     REGRESSION.score: (REGRESSION.lowest, 1.0),
+    **dict.fromkeys(("mse", "mae", "personalized-loss", "aggregate-loss", "kept-loss"), (0.0, math.inf)),
 }
-"""Smallest and largest value of a metric, by the end of its name."""
+"""Smallest and largest value of a metric, by the end of its name (`mse` of `rmse`, too).
+
+The losses are those of evaluations, which are the tasks'. A method's own loss in training may be negative, as FedDyn's.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +115,13 @@ def refuse_impossible_numbers(report: Report, num_examples: Mapping[int, int], r
             raise ValueError(f"{client} reports no {required}, or one that is not a number")
         for name, value in result.metrics.items():
             if (limits := limits_of(name)) and not limits[0] <= value <= limits[1]:
-                raise ValueError(f"the {name} of {client} must be between {limits[0]:g} and 1, got {value:g}")
+                raise ValueError(f"the {name} of {client} must be {range_text(limits)}, got {value:g}")
+
+
+def range_text(limits: tuple[float, float]) -> str:
+    """Return the limits of a metric for people."""
+    low, high = limits
+    return f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
 
 
 def limits_of(metric: str) -> tuple[float, float] | None:

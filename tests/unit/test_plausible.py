@@ -132,6 +132,22 @@ def test_an_accuracy_is_a_share(name: str, value: float, fits: bool) -> None:
             check(reply(0.0, **{name: value}))
 
 
+@pytest.mark.parametrize(("value", "fits"), [(0.0, True), (float("inf"), True), (-1e-9, False)])
+@pytest.mark.parametrize("name", ["personalized_validation_mse", "personalized_rmse", "kept_mae", "aggregate_loss"])
+def test_an_error_is_not_negative(name: str, value: float, fits: bool) -> None:
+    """The smallest mean squared error on validation data decides about the best round; it may be infinite."""
+    if fits:
+        check(reply(0.0, **{name: value}))
+    else:
+        with pytest.raises(ValueError, match=f"{name.replace('_', '-')} of client 0 must be at least 0, got -1e-09"):
+            check(reply(0.0, **{name: value}))
+
+
+def test_a_loss_in_training_may_be_negative() -> None:
+    """FedDyn's has a linear term."""
+    check(reply(0.0, train_loss=-3.0))
+
+
 def test_an_accuracy_that_is_missing() -> None:
     """It is refused like one that is not a number, since a report's columns hold NaN for a missing metric."""
     results = [ClientResult(client=4, num_examples=1, metrics={"personalized-accuracy": float("nan"), "seconds": 1.0})]
