@@ -141,9 +141,17 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
             directory.close()
             raise
         old, chosen = read_manifest(directory.path), _resolution(config, roster)
-        repeated = begun_rounds(directory.path, old) - last_round
+        begun = begun_rounds(directory.path, old)
         # On disk before rounds are deleted, so that those that were trained are always counted.
-        document = manifest.resumed(old, config.flat(), chosen, roster, repeated_rounds=repeated, hosts=cluster_hosts())
+        document = manifest.resumed(
+            old,
+            config.flat(),
+            chosen,
+            roster,
+            begun_rounds=begun,
+            repeated_rounds=begun - last_round,
+            hosts=cluster_hosts(),
+        )
         directory.write_json("manifest.json", document)
         directory.rewind(last_round)  # deletes later rounds, so only after all checks have passed
     return directory, last_round

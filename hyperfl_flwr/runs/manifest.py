@@ -63,15 +63,20 @@ def new(
 
 
 def with_nodes(old: Mapping[str, Any], roster: Roster) -> dict[str, Any]:
-    """Return a manifest updated with nodes that joined later and with refused and excluded nodes."""
+    """Return a manifest updated with nodes that joined later and with refused and excluded nodes.
+
+    Nodes that joined, or were excluded, before the run was resumed stay in it; of a node's exclusions the last counts.
+    """
     nodes = {node.partition: node for node in roster.federation.nodes}
     devices = [
         nodes[number].properties["device"] if number in nodes else before
         for number, before in enumerate(old["devices"])
     ]
     refused = [{"node": refusal.number, "reason": refusal.reason} for refusal in roster.refused]
-    joined = sorted(roster.seen - set(old["present_at_start"]))
+    joined = sorted((roster.seen - set(old["present_at_start"])) | set(old.get("joined", ())))
     excluded = [asdict(exclusion) for exclusion in roster.exclusions]
+    again = {entry["node"] for entry in excluded}
+    excluded = [entry for entry in old.get("excluded", ()) if entry["node"] not in again] + excluded
     data = RunData.read(old)
     if nodes:  # there may be none: all may be away or excluded
         settings = old["settings"]
@@ -87,6 +92,7 @@ def resumed(
     resolved: Mapping[str, Any],
     roster: Roster,
     *,
+    begun_rounds: int,
     repeated_rounds: int,
     hosts: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
@@ -97,14 +103,19 @@ def resumed(
         settings: The requested settings.
         resolved: The value that replaces each `auto`.
         roster: The nodes of the run.
-        repeated_rounds: Number of rounds that had begun and are repeated.
+        begun_rounds: Number of rounds that had begun; exclusions end with the last, as all nodes are asked again.
+        repeated_rounds: Number of these rounds that are repeated.
         hosts: The hosts of the Ray cluster on which the simulation continues; none for a single machine.
     """
     history = [*old.get("resumed", []), {**_circumstances(hosts), "repeated_rounds": repeated_rounds}]
     began = {"status": "running", "problem": "", "end": None, "resumed": history}
     given = {"settings": dict(settings), "resolved": dict(resolved)}
+    excluded = [
+        {**entry, "until": begun_rounds if entry["until"] is None else min(entry["until"], begun_rounds)}
+        for entry in old.get("excluded", ())
+    ]
     # Manifests of earlier versions lack `present_at_start`.
-    return with_nodes({"present_at_start": [], **old, **given, **began}, roster)
+    return with_nodes({"present_at_start": [], **old, **given, **began, "excluded": excluded}, roster)
 
 
 def _circumstances(hosts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Resuming a run: from which checkpoints, and with which changes of the settings."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -180,3 +181,16 @@ def test_the_manifest_tells_of_the_resumption(federate: Federate, finished: Path
     assert (new["status"], new["settings"]["num-rounds"]) == ("completed", 3)
     assert [row["round"] for row in read_metrics(finished) if row["kind"] == "train"] == [1, 2, 3]
     assert [row["round"] for row in read_metrics(finished) if row["kind"] == "aggregate"] == [0, 1, 2, 3]
+
+
+def test_the_manifest_still_tells_who_was_excluded_and_who_came_late(federate: Federate, finished: Path) -> None:
+    """Exclusions end when the run is resumed, since it asks all nodes again: here after 2 rounds."""
+    entry = {"node": 1, "round": 1, "times": 1, "reason": "no report"}
+    told = [{**entry, "until": None}, {**entry, "node": 0, "until": 1}]
+    document = read_manifest(finished) | {"excluded": told, "joined": [1], "present_at_start": [0]}
+    (finished / "manifest.json").write_text(json.dumps(document))
+    for last in (3, 4):
+        federate("hyperfl", num_rounds=last, checkpoint_every=1, resume=str(finished))
+        new = read_manifest(finished)
+        assert new["excluded"] == [{**entry, "until": 2}, {**entry, "node": 0, "until": 1}]
+        assert new["joined"] == [1]
