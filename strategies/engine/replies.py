@@ -194,10 +194,13 @@ def _check_sums(sums: SharedArrays, shared: SharedArrays, num_examples: int) -> 
 
 
 def _is_within(flat: NDArray[Any], limit: float) -> bool:
-    """Return whether the magnitudes of all elements are at most `limit`."""
+    """Return whether all elements are finite, and their magnitudes at most `limit`, which may be infinite."""
     # The sum of squares nearly always suffices and is much faster than comparing all elements.
     with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.dot(flat, flat) <= limit * limit) or bool((np.abs(flat) <= limit).all())
+        square = np.dot(flat, flat)
+        if np.isfinite(square) and square <= limit * limit:
+            return True
+        return bool(np.isfinite(flat).all() and (np.abs(flat) <= limit).all())
 
 
 def read_answers(

@@ -164,6 +164,19 @@ def test_sums_that_are_none(clients: int, change: dict[str, Any], text: str) -> 
         read(clients, arrays | change)
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_infinite_sums_of_float64_are_refused(value: float) -> None:
+    """14 times the largest float64 is infinite, and no bound; a large finite sum is accepted."""
+    sent = {"knowledge/theta": np.zeros(2)}
+    for number, fits in ((1e308, True), (value, False)):
+        reply = training(2, {"knowledge/theta": np.array([number, 1.0])})
+        if fits:
+            read_training(reply, [0, 1], sent, {})
+        else:
+            with pytest.raises(ValueError, match="knowledge/theta is not finite, or too large"):
+                read_training(reply, [0, 1], sent, {})
+
+
 def test_the_largest_sums_are_taken() -> None:
     """A sum of 14 times the largest float32 is accepted, without an overflow; its mean is the largest float32."""
     largest = float(np.finfo(np.float32).max)
