@@ -175,7 +175,7 @@ def _train(
     experiment, folder = read_manifest(directory.path)["experiment"], str(directory.path)
     inner = new_strategy(config, roster.federation, experiment=experiment, run_directory=folder, secure=secure)
     strategy = RecordedStrategy(inner, directory, announce, roster)
-    arrays = strategy.resume(last_round) if last_round else inner.initial_arrays()
+    arrays = strategy.resume(last_round)
     result = strategy.start(grid, arrays, num_rounds=config.num_rounds, timeout=config.round_timeout)
     if config.novel.clients:
         assess_novel_clients(grid, inner, result.arrays, directory, announce)

@@ -73,14 +73,14 @@ class RecordedStrategy(Strategy):
         self._task = TASKS[inner.context.config.task]
 
     def resume(self, number: int) -> ArrayRecord:
-        """Restore the checkpoint of a round, and return its shared parameters.
+        """Restore the checkpoint of a round, and return its shared parameters; the initial ones for round 0.
 
         Checkpoints and observations of later rounds are deleted, since these rounds are repeated.
 
         Raises:
             StateError: If the checkpoint is missing or damaged.
         """
-        arrays = restore(self.inner, self.checkpoints, number)
+        arrays = restore(self.inner, self.checkpoints, number) if number else self.inner.initial_arrays()
         for later in self.checkpoints.rounds():
             if later > number:
                 self.checkpoints.path(later).unlink()

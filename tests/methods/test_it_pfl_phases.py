@@ -65,6 +65,27 @@ def test_a_prolonged_run_goes_on_from_the_end_of_the_first_phase(federate: Feder
     assert outcome(long) == outcome(federate("it-pfl", num_rounds=6, **plan))
 
 
+def test_a_run_that_is_resumed_from_its_beginning_forgets_its_checkpoints(
+    federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of the second phase alone has no round in common with a longer one: its checkpoints 2 and 4 are deleted.
+
+    Otherwise the new checkpoint of round 1 would count as the oldest, and be deleted instead.
+    """
+    plan: dict[str, Any] = {"it-pfl.fine-tune-rounds": 4, "target": "mlp"}
+    run = federate("it-pfl", num_rounds=4, checkpoint_every=2, **plan)
+    assert Checkpoints(run / "checkpoints").rounds() == [2, 4]
+    save, kept = Checkpoints.save, []
+
+    def spied(self: Checkpoints, arrays: Any, progress: Any) -> None:
+        save(self, arrays, progress)
+        kept.append(self.rounds())
+
+    monkeypatch.setattr(Checkpoints, "save", spied)
+    federate("it-pfl", num_rounds=5, checkpoint_every=1, resume=str(run), **plan)
+    assert kept[:3] == [[1], [1, 2], [1, 2, 3]]
+
+
 def timed(run: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [row for row in rows if row["kind"] == "train"]
