@@ -93,7 +93,7 @@ def test_all_problems_are_told_together() -> None:
     assert lines[0] == "5 settings are wrong:"
     assert len(lines) == 6
     for start, parts in {
-        "  - num-clients must be greater than 0": ["got 0"],
+        "  - num-clients must be greater than or equal to 1": ["got 0"],
         "  - methud is unknown": ["did you mean method?"],
         "  - data.partition must be": ["'similarity'", "'natural'", "got 'random'"],
         "  - momentum must be a valid number": ["got 'big'"],
