@@ -364,9 +364,10 @@ def test_a_reply_that_would_round_away_the_others_is_refused(federate: Federate)
     assert max(np.abs(value).max() for value in arrays_of(run).values()) < 10
 
 
-def test_no_change_is_too_long_before_the_noise(federate: Federate) -> None:
+@pytest.mark.parametrize("noise", ["server", "sum"])
+def test_no_change_is_too_long_before_the_noise(noise: str, federate: Federate) -> None:
     """Whether a node counts does not depend on changes without noise: only `privacy.clip-norm` bounds them."""
-    run = federate("fedavg", NODES, **noisy("server", **{"target": "mlp", "max-update-ratio": 1e-6}))
+    run = federate("fedavg", NODES, **noisy(noise, **{"target": "mlp", "max-update-ratio": 1e-6}))
     assert read_failures(run) == []
 
 
