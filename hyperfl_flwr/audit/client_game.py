@@ -27,7 +27,7 @@ from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
 from hyperfl_flwr.protocol.secure_sums.encoding import Encoding
 from hyperfl_flwr.protocol.secure_sums.noise import SumNoise, add_noise
-from hyperfl_flwr.protocol.secure_sums.thresholds import crowd, smallest_threshold
+from hyperfl_flwr.protocol.secure_sums.thresholds import noise_shares, smallest_threshold
 from strategies.engine.client_privacy import noisy_means
 
 _KEY = "model/weight"
@@ -108,7 +108,7 @@ class ClientGame(Game):
         return np.asarray(means[_KEY], np.float64)
 
     def _secure_sum(self, takes_part: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return the opened sum with the noise of as few nodes as the threshold may leave."""
+        """Return the opened sum, with as few shares of noise as an attacker may have before him."""
         noise = SumNoise(clip_norm=_CLIP_NORM, multiplier=self.noise)
         encoding = Encoding(
             received={_KEY: self._received()},
@@ -119,11 +119,11 @@ class ClientGame(Game):
             noise=noise,
             num_nodes=NODES,
         )
-        honest = crowd(NODES, smallest_threshold(NODES, 0), 0)
-        share = noise.share(encoding.largest, encoding.size, honest)
+        unknown = noise_shares(NODES, smallest_threshold(NODES, 0), 0)
+        share = noise.share(encoding.largest, encoding.size, unknown)
         total = encoding.new_sum()
         for client, part in enumerate(takes_part):
             encoding.add(total, {_KEY: self._upload(client, takes_part=bool(part))}, 1)
-        for _ in range(honest):
+        for _ in range(unknown):
             add_noise(total, share)
         return np.asarray(encoding.decode(total, self.canaries, 1)[_KEY], np.float64)

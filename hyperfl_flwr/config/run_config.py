@@ -216,6 +216,7 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
             validation_fraction=self.data.validation_fraction,
             keeps_test=self.selects_rounds,
             weighting=self.weighting,
+            distinct=self.dp.epsilon > 0 or any(self.novel.budgets),
             sample_format=SampleFormat(
                 input_shape=parse_shape(self.data.input_shape),
                 classes=parse_classes(self.data.classes),

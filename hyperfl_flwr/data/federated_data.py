@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.core.target_scale import standardised
 from hyperfl_flwr.core.tasks import CLASSIFICATION, REGRESSION
 from hyperfl_flwr.data.augmentation import Augmentation
@@ -252,6 +253,24 @@ def _divided(
     return {"train": trained, "test": held_back}
 
 
+def _refuse_copies(train: Mapping[int, IntArray]) -> None:
+    """Refuse a partition in which a client trains on copies of a sample, each of which would add to a record's effect.
+
+    Raises:
+        DataError: If there is such a client.
+    """
+    for client, indices in train.items():
+        distinct = len(np.unique(indices))
+        if distinct < len(indices):
+            text = (
+                f"data.train-samples must be small enough that no client holds a training sample more than once where "
+                f"noise protects single records (dp.epsilon, novel.epsilons), since the copies of a record together "
+                f"have more effect than the noise hides; client {client} has {distinct} different samples among its "
+                f"{len(indices)}; set data.train-samples=auto, or less"
+            )
+            raise DataError(text, public=text)
+
+
 def _with_settings(settings: DataSettings, dataset: Dataset) -> Dataset:
     """Return the data set as the settings use it: without augmentation, or with validation instead of test data."""
     if settings.augmentation == "none":
@@ -267,6 +286,8 @@ def _partitioned(settings: DataSettings, dataset: Dataset) -> FederatedData:
     settings.weighting.check(dataset.train, dataset.num_classes)
     name, train, test = assign(settings, dataset)
     divided = _divided(settings, dataset, dict(enumerate(train)), dict(enumerate(test)))
+    if settings.distinct:
+        _refuse_copies(divided["train"])
     parts = {part: list(found.values()) for part, found in divided.items()}
     return FederatedData(
         dataset=_with_settings(settings, dataset), partition=name, weighting=settings.weighting, **parts

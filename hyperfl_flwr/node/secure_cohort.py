@@ -16,7 +16,7 @@ from hyperfl_flwr.protocol.secure_sums.masks import Step
 from hyperfl_flwr.protocol.secure_sums.messages import SecureReply
 from hyperfl_flwr.protocol.secure_sums.noise import add_noise
 from hyperfl_flwr.protocol.secure_sums.numbers import NumbersEncoding
-from hyperfl_flwr.protocol.secure_sums.thresholds import crowd
+from hyperfl_flwr.protocol.secure_sums.thresholds import noise_shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +66,9 @@ class SecureCohort:
     def _share_of_noise(self, header: Header, encoding: Encoding) -> float:
         """Return the standard deviation of this node's noise in units of the encoding; 0 in a run without `noise=sum`.
 
-        The shares of the honest nodes of any sum that can be opened suffice, for as many colluding nodes as the run
-        expects. All nodes count with the same number: the others' shares are part of the noise that this node needs.
+        The shares in any sum that can be opened suffice without those that an attacker knows, for as many colluding
+        nodes as the run expects. All nodes count with the same number: the others' shares are part of the noise that
+        this node needs.
 
         Raises:
             RefusalError: If its owner expects more colluding nodes than the run, or no share suffices.
@@ -81,15 +82,15 @@ class SecureCohort:
                 f"this run's sums suffices for {colluding} (secagg.colluding); raise secagg.colluding to "
                 f"{self.node.max_colluding}, or lower max-colluding"
             )
-        honest = crowd(len(header.nodes), header.threshold, colluding)
-        if not honest:
+        unknown = noise_shares(len(header.nodes), header.threshold, colluding)
+        if not unknown:
             raise RefusalError(
-                f"with {len(header.nodes)} nodes and the threshold {header.threshold}, a sum need not cover an honest "
-                f"node if {colluding} collude, so no share of its noise suffices; raise secagg.threshold, or let more "
-                f"nodes take part"
+                f"with {len(header.nodes)} nodes and the threshold {header.threshold}, a sum need not have noise that "
+                f"others do not know if {colluding} collude, so no share of its noise suffices; raise "
+                f"secagg.threshold, or let more nodes take part"
             )
         try:
-            return encoding.noise.share(encoding.largest, encoding.size, honest)
+            return encoding.noise.share(encoding.largest, encoding.size, unknown)
         except ValueError as error:  # its texts quote only settings and sizes
             raise RefusalError(str(error)) from None
 

@@ -11,7 +11,7 @@ from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.protocol.secure_sums import noise as module
 from hyperfl_flwr.protocol.secure_sums.encoding import Encoding
 from hyperfl_flwr.protocol.secure_sums.noise import LEAST_STD, SumNoise, add_noise
-from hyperfl_flwr.protocol.secure_sums.thresholds import crowd
+from hyperfl_flwr.protocol.secure_sums.thresholds import noise_shares
 
 SHAPES = {"net/a": (60, 500), "net/b": (20_000,)}
 SIZE = 50_000
@@ -46,13 +46,15 @@ def in_float64(arrays):
     return {key: value.astype(np.float64) for key, value in arrays.items()}
 
 
-@pytest.mark.parametrize(("nodes", "colluding", "threshold", "present"), [(4, 1, 4, 4), (6, 1, 5, 6), (6, 1, 5, 5)])
+@pytest.mark.parametrize(
+    ("nodes", "colluding", "threshold", "present"), [(4, 1, 4, 4), (4, 0, 3, 3), (6, 1, 5, 6), (6, 1, 5, 5)]
+)
 def test_the_opened_mean_has_the_noise(nodes, colluding, threshold, present):
     """Standard deviation z C sqrt(present / G) / N within 2 percent, at least z C / N; Gaussian; some nodes gone."""
     arrays, norm, z = in_float64(received()), 0.5, 0.3
-    honest = crowd(nodes, threshold, colluding)
+    unknown = noise_shares(nodes, threshold, colluding)
     encoding = encoding_of(arrays, clients=2 * nodes, nodes=nodes, multiplier=z, clip_norm=norm)
-    share = encoding.noise.share(encoding.largest, encoding.size, honest)
+    share = encoding.noise.share(encoding.largest, encoding.size, unknown)
     total, clients = encoding.new_sum(), [changed(arrays, norm, seed) for seed in range(2 * present)]
     for client in clients:
         encoding.noise.refuse_long(client, arrays)
@@ -63,22 +65,22 @@ def test_the_opened_mean_has_the_noise(nodes, colluding, threshold, present):
     noise = np.concatenate(
         [(found[key] - np.mean([client[key] for client in clients], axis=0)).ravel() for key in arrays]
     )
-    expected = z * norm * math.sqrt(present / honest) / count
+    expected = z * norm * math.sqrt(present / unknown) / count
     assert noise.std() == pytest.approx(expected, rel=0.02)
     assert noise.std() > 0.98 * z * norm / count
     assert stats.kstest(noise / expected, "norm").pvalue > 1e-9
 
 
-def test_any_honest_nodes_have_the_noise_together():
+def test_the_shares_that_an_attacker_does_not_know_have_the_noise_together():
     """For every threshold of up to 12 nodes: G shares have the variance z^2 C_q^2, with the rounding to integers."""
     noise = SumNoise(clip_norm=2.0, multiplier=0.7)
     for nodes, threshold in combinations(range(2, 13), 2):
         for colluding in range(nodes):
-            honest = crowd(max(nodes, threshold), min(nodes, threshold), colluding)
-            if honest:
+            unknown = noise_shares(max(nodes, threshold), min(nodes, threshold), colluding)
+            if unknown:
                 largest = noise.largest(40, max(nodes, threshold))
-                share = noise.share(largest, 10_000, honest)
-                assert honest * share**2 >= (0.7 * (largest + 0.5 * math.sqrt(10_000))) ** 2
+                share = noise.share(largest, 10_000, unknown)
+                assert unknown * share**2 >= (0.7 * (largest + 0.5 * math.sqrt(10_000))) ** 2
 
 
 @pytest.mark.parametrize("clients", [1, 2, 20, 1000])

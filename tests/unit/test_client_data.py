@@ -11,6 +11,8 @@ import pytest
 import torch
 from torchvision.transforms import Compose, Normalize, ToTensor
 
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.dataset import Dataset, Split
 from hyperfl_flwr.data.federated_data import DataSettings, FederatedData, load_federated_data
@@ -136,6 +138,26 @@ def test_reuse_in_the_papers_setting():
     assert test["per_class"]["draws"] == [3800, 2200] * 5
     assert test["largest_ratio"] == 3.8
     assert (test["draws"], test["distinct"], test["available"]) == (30_000, 10_000, 10_000)
+
+
+def test_copies_of_a_sample_are_refused_where_noise_protects_single_records():
+    """The partition that noise for single records does not cover gives its clients copies; a smaller one does not."""
+    settings = replace(SETTINGS, partition="dirichlet", train_samples=600, num_clients=10)
+    data = load_federated_data(settings)
+    assert any(len(np.unique(data.train_indices(client))) < 600 for client in range(10))
+    with pytest.raises(DataError, match=r"data.train-samples must be small enough .* among its 600; set"):
+        load_federated_data(replace(settings, distinct=True))
+    assert load_federated_data(replace(settings, distinct=True, train_samples="auto")).num_clients == 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "distinct"),
+    [({}, False), ({"dp.epsilon": 4.0}, True), ({"method": "it-pfl", "novel.epsilons": "none,1"}, True)],
+)
+def test_settings_with_noise_for_single_records_ask_for_distinct_samples(changes, distinct):
+    method = {"method": "fedavg"} | changes
+    config = RunConfig.from_flat(default_settings(method["method"]) | method)
+    assert config.data_settings().distinct is distinct
 
 
 def test_automatic_sizes_stop_at_the_recommended_ones():

@@ -282,9 +282,9 @@ def test_every_field_is_part_of_the_transcript(tmp_path: Path) -> None:
     assert len({each.to_bytes() for each in [header, *changed]}) == len(changed) + 1
 
 
-@pytest.mark.parametrize(("owner", "run", "honest"), [(0, 0, 4), (1, 1, 3), (0, 1, 3), (2, 2, 2), (0, 2, 2)])
-def test_a_share_of_noise_suffices_for_the_fewest_honest_nodes(
-    owner: int, run: int, honest: int, tmp_path: Path
+@pytest.mark.parametrize(("owner", "run", "unknown"), [(0, 0, 3), (1, 1, 3), (0, 1, 3), (2, 2, 2), (0, 2, 2)])
+def test_the_shares_of_noise_that_an_attacker_does_not_know_suffice(
+    owner: int, run: int, unknown: int, tmp_path: Path
 ) -> None:
     """Of five nodes with the threshold 4: as many colluding ones as the run expects, for all nodes the same."""
     nodes = nodes_in(tmp_path, 5, max_colluding=owner, min_cohort=2)
@@ -294,7 +294,7 @@ def test_a_share_of_noise_suffices_for_the_fewest_honest_nodes(
     request = request_for(header, nodes[0])
     _, encoding = nodes[0].accept(content_for(header, request), "train", request, RECEIVED, terms)
     share = SecureCohort(node=nodes[0], terms=terms)._share_of_noise(header, encoding)
-    assert share == pytest.approx(0.3 * (noise.largest(NUM_CLIENTS, 5) + 0.5 * 3**0.5) / honest**0.5, rel=1e-6)
+    assert share == pytest.approx(0.3 * (noise.largest(NUM_CLIENTS, 5) + 0.5 * 3**0.5) / unknown**0.5, rel=1e-6)
     plain = replace(encoding, noise=None)
     assert SecureCohort(node=nodes[0], terms=terms)._share_of_noise(header, plain) == 0
 

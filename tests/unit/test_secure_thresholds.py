@@ -4,7 +4,13 @@ import pytest
 
 from hyperfl_flwr.config.secure_sums import SecureSumConfig
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.protocol.secure_sums.thresholds import MOST_NODES, crowd, smallest_threshold, usual_colluding
+from hyperfl_flwr.protocol.secure_sums.thresholds import (
+    MOST_NODES,
+    crowd,
+    noise_shares,
+    smallest_threshold,
+    usual_colluding,
+)
 
 USUAL = {
     3: (0, 3, 3), 4: (1, 4, 3), 5: (1, 4, 3), 6: (1, 5, 4), 7: (2, 6, 4), 8: (2, 6, 3), 10: (3, 8, 5), 12: (3, 9, 5),
@@ -52,6 +58,25 @@ def test_thresholds_are_the_least_that_suffice(num_nodes):
         else:
             with pytest.raises(ConfigError, match=r"start more nodes"):
                 smallest_threshold(num_nodes, colluding)
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "threshold", "colluding", "shares"),
+    [
+        (2, 2, 0, 1),  # each of two nodes knows its own share of the mean that both receive
+        (3, 3, 0, 2),
+        (4, 3, 0, 2),  # a sum of three nodes, one of which looks
+        (7, 7, 0, 6),
+        (20, 20, 0, 19),
+        (4, 4, 1, 3),  # the server's three unknown shares are those of the honest nodes
+        (20, 15, 6, 7),
+        (5, 1, 1, 0),
+    ],
+)
+def test_an_attacker_does_not_know_the_shares_of_noise_of_others(num_nodes, threshold, colluding, shares):
+    assert noise_shares(num_nodes, threshold, colluding) == shares
+    for absent in range(num_nodes - threshold + 1 if shares else 0):
+        assert shares <= num_nodes - absent - max(1, colluding)  # with an honest server, which opens sums of all others
 
 
 def test_impossible_thresholds_have_no_crowd():

@@ -38,6 +38,8 @@ class DataSettings:
             are drawn among the data set's clients; in the other partitions all clients are alike.
         sample_format: Agreed classes, shape and normalisation of samples.
         weighting: How training samples are weighted.
+        distinct: Whether each training sample of a client must be there once only: noise for single records is for
+            records that are in a batch once.
     """
 
     dataset: str
@@ -56,6 +58,7 @@ class DataSettings:
     novel_clients: int = 0
     sample_format: SampleFormat = UNCHANGED
     weighting: Weighting = EQUAL
+    distinct: bool = False
 
     def __post_init__(self) -> None:
         if self.partition not in partitions.PARTITIONS:

@@ -2,9 +2,9 @@
 
 A client's change v, of a norm of at most C over all arrays, is encoded as q = rint(s v), with one scale s for all
 arrays. With P elements the norm of q is at most C_q = s C + sqrt(P) / 2. Each of the n nodes adds independent discrete
-Gaussians of the standard deviation z C_q / sqrt(G) to its vector. Every sum that can be opened has the noise of at
-least G honest nodes (`hyperfl_flwr.protocol.secure_sums.thresholds`), of the standard deviation z C_q, whoever has
-dropped out.
+Gaussians of the standard deviation z C_q / sqrt(G) to its vector. Every sum that can be opened has at least G shares
+that an attacker does not know (`noise_shares` in `hyperfl_flwr.protocol.secure_sums.thresholds`), of the standard
+deviation z C_q together, whoever has dropped out.
 
 A sum of discrete Gaussians is nearly one: with standard deviations of at least 1000, their divergence is below
 exp(-10^6) (Kairouz, Liu, Steinke: "The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure
@@ -62,19 +62,19 @@ class SumNoise:
         deviations = DEVIATIONS * self.multiplier * math.sqrt(num_nodes)
         return (2.0**31 - 2 * num_clients) / (num_clients + deviations)  # each client is rounded by up to a half
 
-    def share(self, largest: float, size: int, honest: int) -> float:
+    def share(self, largest: float, size: int, unknown: int) -> float:
         """Return the standard deviation of a node's share, in units of the encoding.
 
         Args:
             largest: The result of `largest`.
             size: Number P of elements of all arrays.
-            honest: Number G of honest nodes in any sum that can be opened, above 0.
+            unknown: Number G of shares in any sum that can be opened which an attacker does not know, above 0.
 
         Raises:
             ValueError: If the integers are too coarse for the noise.
         """
         sensitivity = largest * (1 + TOLERANCE) + _ROUNDING * math.sqrt(size)
-        share = self.multiplier * sensitivity / math.sqrt(honest)
+        share = self.multiplier * sensitivity / math.sqrt(unknown)
         if share < LEAST_STD:
             raise ValueError(
                 f"privacy.noise-multiplier = {self.multiplier:g} is too small for noise=sum: a node's share of the "

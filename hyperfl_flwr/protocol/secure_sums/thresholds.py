@@ -48,6 +48,20 @@ def crowd(num_nodes: int, threshold: int, colluding: int) -> int:
     return max(0, honest - honest * (num_nodes - threshold) // (threshold - colluding))
 
 
+def noise_shares(num_nodes: int, threshold: int, colluding: int) -> int:
+    """Return how many nodes' shares of noise an opened sum has at least that an attacker does not know; 0 for none.
+
+    A lying server and the nodes that collude with it know all but those of the `crowd`. Any other node that sees an
+    honest server's sum, of t nodes at least, knows its own.
+
+    Args:
+        num_nodes: Number n of nodes in the step.
+        threshold: Number t of shares that determine a secret.
+        colluding: Number c of nodes that collude with the server.
+    """
+    return min(crowd(num_nodes, threshold, colluding), threshold - 1)
+
+
 def smallest_threshold(num_nodes: int, colluding: int, min_cohort: int = USUAL_CROWD) -> int:
     """Return the least threshold t that leaves a crowd of `min_cohort` honest nodes, and of half of the honest ones.
 
