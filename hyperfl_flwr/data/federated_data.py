@@ -17,7 +17,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.core.target_scale import standardised
 from hyperfl_flwr.core.tasks import CLASSIFICATION, REGRESSION
 from hyperfl_flwr.data.augmentation import Augmentation
@@ -25,7 +24,7 @@ from hyperfl_flwr.data.client_data import ClientData
 from hyperfl_flwr.data.dataset import Dataset, IntArray, Split
 from hyperfl_flwr.data.digests import Digests, digests
 from hyperfl_flwr.data.partition.allocation import class_counts, reuse_report
-from hyperfl_flwr.data.partition.assign import DataSettings, assign, limited, split_validation
+from hyperfl_flwr.data.partition.assign import DataSettings, assign, limited, refuse_copies, split_validation
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.data.sample_weights import EQUAL, Weighting, Weights
 
@@ -253,24 +252,6 @@ def _divided(
     return {"train": trained, "test": held_back}
 
 
-def _refuse_copies(train: Mapping[int, IntArray]) -> None:
-    """Refuse a partition in which a client trains on copies of a sample, each of which would add to a record's effect.
-
-    Raises:
-        DataError: If there is such a client.
-    """
-    for client, indices in train.items():
-        distinct = len(np.unique(indices))
-        if distinct < len(indices):
-            text = (
-                f"data.train-samples must be small enough that no client holds a training sample more than once where "
-                f"noise protects single records (dp.epsilon, novel.epsilons), since the copies of a record together "
-                f"have more effect than the noise hides; client {client} has {distinct} different samples among its "
-                f"{len(indices)}; set data.train-samples=auto, or less"
-            )
-            raise DataError(text, public=text)
-
-
 def _with_settings(settings: DataSettings, dataset: Dataset) -> Dataset:
     """Return the data set as the settings use it: without augmentation, or with validation instead of test data."""
     if settings.augmentation == "none":
@@ -287,7 +268,7 @@ def _partitioned(settings: DataSettings, dataset: Dataset) -> FederatedData:
     name, train, test = assign(settings, dataset)
     divided = _divided(settings, dataset, dict(enumerate(train)), dict(enumerate(test)))
     if settings.distinct:
-        _refuse_copies(divided["train"])
+        refuse_copies(divided["train"])
     parts = {part: list(found.values()) for part, found in divided.items()}
     return FederatedData(
         dataset=_with_settings(settings, dataset), partition=name, weighting=settings.weighting, **parts

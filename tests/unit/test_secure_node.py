@@ -315,7 +315,7 @@ def test_an_owner_who_expects_more_colluding_nodes_than_the_run(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("run", "noise", "problem"),
     [
-        (3, SumNoise(clip_norm=0.5, multiplier=0.3), "need not cover an honest node if 3 collude"),
+        (3, SumNoise(clip_norm=0.5, multiplier=0.3), "need not have noise that others do not know if 3 collude"),
         (1, SumNoise(clip_norm=0.5, multiplier=1e-9), "is too small for noise=sum"),
     ],
 )

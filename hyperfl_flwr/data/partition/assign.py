@@ -269,3 +269,21 @@ def _numbered(clients: IntArray, settings: DataSettings) -> IntArray:
     numbers = np.empty_like(order)  # the inverse permutation: new number by old number
     numbers[np.concatenate([np.setdiff1d(order, novel), novel])] = order
     return numbers[clients]
+
+
+def refuse_copies(train: Mapping[int, IntArray]) -> None:
+    """Refuse a partition in which a client trains on copies of a sample, each of which would add to a record's effect.
+
+    Raises:
+        DataError: If there is such a client.
+    """
+    for client, indices in train.items():
+        distinct = len(np.unique(indices))
+        if distinct < len(indices):
+            text = (
+                f"data.train-samples must be small enough that no client holds a training sample more than once where "
+                f"noise protects single records (dp.epsilon, novel.epsilons), since the copies of a record together "
+                f"have more effect than the noise hides; client {client} has {distinct} different samples among its "
+                f"{len(indices)}; set data.train-samples=auto, or less"
+            )
+            raise DataError(text, public=text)
