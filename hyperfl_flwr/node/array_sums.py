@@ -13,6 +13,10 @@ from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
 from hyperfl_flwr.protocol.secure_sums.encoding import Encoding
 from hyperfl_flwr.protocol.update_norms import noise_norms, norms_of_change, reference_norms, refuse_long
 
+MOST_CUT_OFF = 1e-3
+"""Largest share of a client's elements that may be cut off. What is left of such an element is the client's weight with
+a sign: of clients with different weights, a sum of many such elements tells the signs of each."""
+
 
 class PlainSum:
     """Sum that the server sees as it is; keeps the first client's arrays unchanged until a second one.
@@ -56,7 +60,8 @@ class EncodedSum:
         max_ratio: Largest norm of a group's change, relative to the norm of the group that was received; 0 for no
             bound. The server cannot check single clients, so the node does.
         noise: Standard deviation of the noise in each element of a client's change; it does not count as change.
-        cuts_off: Whether elements beyond the range of the encoding are cut off; otherwise their client is refused.
+        cuts_off: Whether up to `MOST_CUT_OFF` of a client's elements may be beyond the range of the encoding, and are
+            cut off; otherwise no element may be. A client with more is refused.
 
     Attributes:
         vector: The sum, uint32 [P].
@@ -66,7 +71,8 @@ class EncodedSum:
 
     def __init__(self, encoding: Encoding, max_ratio: float, noise: float = 0.0, *, cuts_off: bool = True) -> None:
         self.vector, self.num_examples, self.saturated = encoding.new_sum(), 0, 0
-        self._encoding, self._max_ratio, self._cuts_off = encoding, max_ratio, cuts_off
+        self._encoding, self._max_ratio = encoding, max_ratio
+        self._most_cut_off = int(MOST_CUT_OFF * encoding.size) if cuts_off else 0
         self._noise = noise_norms(encoding.received, noise) if noise else None
 
     def add(self, arrays: Uploads, num_examples: int) -> None:
@@ -78,13 +84,12 @@ class EncodedSum:
             refuse_long(
                 norms_of_change(arrays, self._encoding.received), self._references, self._max_ratio, self._noise
             )
-        before = None if self._cuts_off else self.vector.copy()
         saturated = self._encoding.add(self.vector, arrays, num_examples)
-        if before is not None and saturated:
-            self.vector[:] = before
+        if saturated > self._most_cut_off:
+            self._encoding.remove(self.vector, arrays, num_examples)
             raise ValueError(
-                f"{saturated} elements of its upload are beyond the range of a secure sum, and this method's clients "
-                f"must know what is added; raise secagg.range"
+                f"{saturated} elements of its upload are beyond the range of a secure sum, of which "
+                f"{self._most_cut_off} may be cut off; raise secagg.range, or lower the learning rate"
             )
         self.saturated += saturated
         self.num_examples += min(num_examples, self._encoding.max_examples)

@@ -112,6 +112,20 @@ def test_each_reduction(data):
     assert np.abs(found - expected).max() <= unit * len(clients) / 2 + 1e-6 * np.abs(expected).max()
 
 
+def test_a_client_is_taken_out_of_a_sum_again():
+    """Every bit of the sum before, also of elements that were cut off and of sums that wrapped around."""
+    rng = np.random.default_rng(0)
+    received = {"net/x": rng.normal(0, 1, 300).astype(np.float32)}
+    encoding = encoding_of(received, scale=1.0)
+    client = {"net/x": (received["net/x"] + rng.normal(0, 9, 300)).astype(np.float32)}
+    total = rng.integers(2**32, size=300, dtype=np.uint32)
+    before = total.copy()
+    assert encoding.add(total, client, 7) > 0
+    assert (total != before).all()
+    encoding.remove(total, client, 7)
+    np.testing.assert_array_equal(total, before)
+
+
 def test_saturated_elements_are_cut_off_and_counted():
     """The range is 10 times the largest received parameter, 0.2 here, so changes reach 2."""
     received = {"net/x": np.array([0.2, -0.1, 0, 0, 0], np.float32)}

@@ -117,6 +117,13 @@ class Encoding:
         Returns:
             Number of elements that were saturated.
         """
+        return self._combine(np.add, total, arrays, num_examples)
+
+    def remove(self, total: NDArray[np.uint32], arrays: SharedArrays, num_examples: int) -> None:
+        """Take a client's encoded arrays out of a sum again, in place; arguments as for `add`."""
+        self._combine(np.subtract, total, arrays, num_examples)
+
+    def _combine(self, operation: np.ufunc, total: NDArray[np.uint32], arrays: SharedArrays, num_examples: int) -> int:
         saturated = 0
         buffer, integers = np.empty(BLOCK), np.empty(BLOCK, np.int32)
         for key, sums in self._parts(total):
@@ -135,7 +142,7 @@ class Encoding:
                     np.clip(terms, -limit, limit, out=terms)
                 np.rint(terms, out=terms)
                 rounded[:] = terms
-                np.add(sums[part], rounded.view(np.uint32), out=sums[part])
+                operation(sums[part], rounded.view(np.uint32), out=sums[part])
         return saturated
 
     def decode(self, total: NDArray[np.uint32], num_clients: int, num_examples: int) -> SharedArrays:
