@@ -28,6 +28,7 @@ class FedDynClient(FedAvgClient):
     shared: ClassVar[Mapping[str, Reduction]] = {"model": Reduction.MEAN}
     private: ClassVar[tuple[str, ...]] = ("own-correction",)
     has_noisy_steps: ClassVar[bool] = False
+    keeps_upload: ClassVar[bool] = True
     may_clip: ClassVar[bool] = False
 
     @classmethod

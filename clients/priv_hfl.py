@@ -58,6 +58,7 @@ class PrivHFLClient(BaseClient):
         "generator": Reduction.MEAN,
     }
     private: ClassVar[tuple[str, ...]] = ("model", "accumulated")
+    keeps_upload: ClassVar[bool] = True
 
     @classmethod
     def hides_models(cls, config: RunConfig) -> bool:

@@ -29,6 +29,7 @@ class ScaffoldClient(FedAvgClient):
     shared: ClassVar[Mapping[str, Reduction]] = {"model": Reduction.MEAN, "control": Reduction.SUM}
     private: ClassVar[tuple[str, ...]] = ("own-control",)
     has_noisy_steps: ClassVar[bool] = False
+    keeps_upload: ClassVar[bool] = True
     may_clip: ClassVar[bool] = False
 
     def build_groups(self) -> dict[str, nn.Module]:

@@ -19,12 +19,15 @@ class ProtectedUpload:
     Attributes:
         context: The client's context.
         shared: Names of the shared groups, and the reduction of each on the server.
+        keeps_upload: Whether the client keeps a part of its upload, which must be what the server has received: nothing
+            of it may be cut off in a secure sum.
         may_clip: Whether an upload may differ from what the client has computed (`privacy.clip-norm`). False if the
-            client keeps a part of its upload, which must be what the server has received.
+            client keeps a part of what it has computed.
     """
 
     context: ClientContext
     shared: ClassVar[Mapping[str, Reduction]] = {}
+    keeps_upload: ClassVar[bool] = False
     may_clip: ClassVar[bool] = True
 
     @classmethod

@@ -182,7 +182,7 @@ class NodeApp:
             noise=config.privacy.sum_noise,
             local_noise=config.privacy.local_std,
             colluding=config.secagg.colluding_of(self.num_nodes),
-            cuts_off=client_class.may_clip,
+            cuts_off=not client_class.keeps_upload,
             metric_names=metric_names,
         )
         node = secure_node(self.node, self.num_nodes)

@@ -86,7 +86,7 @@ def test_it_is_so_with_secure_sums(method: str, federate: Federate) -> None:
     np.testing.assert_allclose(server, mean, rtol=0, atol=1e-5 * np.abs(server).max())
 
 
-@pytest.mark.parametrize("method", ["scaffold", "feddyn"])
+@pytest.mark.parametrize("method", ["scaffold", "feddyn", "priv-hfl"])
 def test_a_client_beyond_the_range_of_a_secure_sum_fails(method: str, federate: Federate) -> None:
     """Its state would have what is cut off from the sum; fedavg's clients have no state, and lose a few elements."""
     changes: Settings = {"secagg.enabled": True, "secagg.range": 0.13, "num-rounds": 1}
