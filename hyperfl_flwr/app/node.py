@@ -18,7 +18,7 @@ from clients.engine.poisoning import with_adversary
 from hyperfl_flwr.app.adversary import adversary_problem
 from hyperfl_flwr.app.budget import budget_of, refuse_own_as_public, refuse_unbounded
 from hyperfl_flwr.app.data_properties import data_properties
-from hyperfl_flwr.app.methods import check_privacy, client_of
+from hyperfl_flwr.app.methods import check_privacy, check_secure_sum, client_of
 from hyperfl_flwr.app.network_checks import check_cross_site
 from hyperfl_flwr.app.owners_checks import checks_of
 from hyperfl_flwr.app.place import place_in
@@ -122,7 +122,8 @@ class NodeApp:
             note: Writes what a check of the node's owner has found to the node's ledger.
 
         Raises:
-            RefusalError: If this node does not host one of the clients, or the run's `dp.*` or `privacy.*` do not hold.
+            RefusalError: If this node does not host one of the clients, or `dp.*`, `privacy.*` or secure sums do not
+                hold with the run's settings.
         """
         if foreign := sorted(set(request.clients) - set(self.clients)):
             raise RefusalError(f"this node hosts the clients {self.clients}, but the message is for {foreign}")
@@ -131,6 +132,7 @@ class NodeApp:
         try:  # not in the handshake: an honest server checks then, and reports a wrong setting better
             check_cross_site(self.config, client_class)
             check_privacy(self.config, data.dataset.input_shape, data.dataset.num_classes)
+            check_secure_sum(self.config)
         except ConfigError as error:  # its texts quote only the run's settings
             raise RefusalError(str(error)) from None
         states, key = self.states(request), self._mixing_key(request.experiment)

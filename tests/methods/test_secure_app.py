@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -17,12 +17,14 @@ from secure_steps import IDENTITIES
 import hyperfl_flwr.app.client
 from clients.engine import adapter
 from hyperfl_flwr.app.client import app
+from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.node.ledger import read_ledger
 from hyperfl_flwr.protocol.messages import HELLO, PER_CLIENT_ARRAYS, PROPERTIES, record_of
 from hyperfl_flwr.protocol.packing import pack_arrays
 from hyperfl_flwr.protocol.queries import JOIN, PERSONALIZE, PROBLEM, QUERIES
+from hyperfl_flwr.protocol.secure_sums.header import settings_digest
 from hyperfl_flwr.protocol.secure_sums.keys import is_signed
 from hyperfl_flwr.protocol.secure_sums.messages import (
     KEY,
@@ -60,6 +62,30 @@ def test_a_message_that_is_not_for_a_secure_sum_is_refused(
     assert reason_of(grid.ask(0, kind, content)) == expected
     entries, _ = read_ledger(grid.folders[0])
     assert entries[-1].error == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"method": "hyperfl", "hyperfl.embedding": "per-client"}, "false with hyperfl.embedding = per-client: a sum"),
+        ({"method": "fedgen"}, "false with fedgen: the server must see each client's classifier, labels"),
+        ({"audit.clients": "all"}, "audit.clients must be empty with secagg.enabled, got all"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_a_sum_that_can_be_separated_is_refused_by_the_node(
+    make_settings: MakeSettings, tmp_path: Path, kind: Literal["train", "evaluate"], changes: Settings, expected: str
+) -> None:
+    """An honest server refuses such a run before it begins; a server that lies asks the nodes all the same."""
+    grid = SecureFederation(make_settings("fedrep"), tmp_path)
+    secure = {key: value for key, value in grid.settings.items() if key.startswith("secagg.")}
+    settings = make_settings(str(changes.get("method", "fedrep"))) | secure | changes
+    content = grid.content(grid.header(kind, settings=settings_digest(RunConfig.from_flat(settings).flat())), 0)
+    grid.context(0).run_config.clear()
+    grid.context(0).run_config.update(settings)
+    assert expected in reason_of(grid.ask(0, kind, content))
+    entries, _ = read_ledger(grid.folders[0])
+    assert entries[-1].error == reason_of(grid.ask(0, kind, content))
 
 
 def plain_node(settings: Settings, **node: Scalar) -> InProcessGrid:
