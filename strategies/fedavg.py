@@ -32,12 +32,16 @@ class FedAvg(BaseStrategy):
     def moved(self, means: SharedArrays, rate: float) -> SharedArrays:
         """Return the group `model` after a share of the way from what was sent to the mean.
 
+        Running statistics are the mean whatever the share: beyond it, a variance can be negative.
+
         Args:
             means: The reduced groups; without `model` if no client finished.
             rate: The share, above 0; 1 is the mean without further rounding.
         """
         model = {key: mean for key, mean in means.items() if group_of(key) == "model"}
-        if rate == 1.0:
+        if rate == 1.0 or not model:
             return model
-        sent = self.sent
-        return {key: (sent[key] + rate * (mean - sent[key])).astype(mean.dtype) for key, mean in model.items()}
+        for name, _ in self.new_target().named_parameters():
+            sent, mean = self.sent[f"model/{name}"], model[f"model/{name}"]
+            model[f"model/{name}"] = (sent + rate * (mean - sent)).astype(mean.dtype)
+        return model

@@ -1,4 +1,4 @@
-"""BatchNorm in a federation: PRIV-HFL's clients keep their running statistics, FedAvg averages them."""
+"""BatchNorm in a federation: PRIV-HFL's clients keep their running statistics, the others average them."""
 
 import json
 from pathlib import Path
@@ -30,6 +30,7 @@ from hyperfl_flwr.protocol.messages import group_of
 from hyperfl_flwr.runs.run_directory import read_manifest
 
 TINY = {"target": "resnet18", "num-clients": 2, "num-rounds": 1, "data.train-samples": 20, "data.test-samples": 10}
+OWN = "own_networks:with_batchnorm"
 NUM_PARAMETERS = 11_172_810
 """11,173,962 parameters of the CIFAR form, minus 9 * 2 * 64 for images of one channel."""
 
@@ -64,6 +65,23 @@ def test_fedavg_averages_them(federate: Federate) -> None:
     expected = 0.1 * functional.conv2d(images, weight, padding=1).mean(dim=(0, 2, 3))
     got = torch.from_numpy(arrays["model/extractor.bn1.running_mean"])
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("method", "rate"), [("pfedme", "pfedme.server-rate"), ("scaffold", "scaffold.server-learning-rate")]
+)
+def test_a_step_of_the_server_beyond_the_mean_is_of_parameters_alone(
+    method: str, rate: str, federate: Federate
+) -> None:
+    """Running statistics are those of the rate 1; twenty times their way would make variances negative."""
+    changes = TINY | {"target": OWN, "data.partition": "iid"}
+    plain, beyond = (last_checkpoint(federate(method, **changes, **{rate: value}))[0] for value in (1.0, 20.0))
+    means = statistics(plain)
+    assert len(means) == 2
+    for key, mean in means.items():
+        np.testing.assert_array_equal(beyond[key], mean)
+    assert min((1 + 20 * (mean - 1)).min() for key, mean in means.items() if key.endswith("running_var")) < 0
+    assert any((beyond[key] != plain[key]).any() for key in plain if key.startswith("model/") and key not in means)
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if client_of(name).is_generated])
