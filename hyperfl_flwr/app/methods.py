@@ -9,7 +9,7 @@ from clients.engine.base import BaseClient
 from hyperfl_flwr.app.adversary import check_adversary
 from hyperfl_flwr.app.network_checks import check_cross_site, check_kept
 from hyperfl_flwr.app.robust_reductions import check_robust
-from hyperfl_flwr.app.targets import check_target
+from hyperfl_flwr.app.targets import check_noise, check_target
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, DataError
 from hyperfl_flwr.core.package_finder import where
@@ -139,7 +139,8 @@ def check_privacy(config: RunConfig, input_shape: tuple[int, ...], num_classes: 
     _check_clipping(config)
     _check_noisy_steps(config, input_shape, num_classes)
     _check_randomised(config)
-    _check_client_privacy(config, input_shape, num_classes)
+    _check_client_privacy(config)
+    check_noise(client_of(config.method), config, input_shape, num_classes)
 
 
 def _check_clipping(config: RunConfig) -> None:
@@ -188,7 +189,7 @@ def _check_randomised(config: RunConfig) -> None:
         )
 
 
-def _check_client_privacy(config: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> None:
+def _check_client_privacy(config: RunConfig) -> None:
     """Refuse differential privacy of clients where it would not hold, or says nothing."""
     privacy = config.privacy
     if not privacy.protects_clients:
@@ -201,11 +202,6 @@ def _check_client_privacy(config: RunConfig, input_shape: tuple[int, ...], num_c
         raise ConfigError(
             f"privacy.unit must be none with {config.method}: {reason}, so noise on a mean does not protect them; take "
             f"one of {', '.join(able)}"
-        )
-    if has_statistics(build_target(config.target, input_shape, num_classes)):
-        raise ConfigError(
-            f"privacy.unit must be none with target = {config.target}: its BatchNorm uploads variances, which noise "
-            f"makes negative; take cnn, lenet, mlp or mlp-500, or a network of your own with GroupNorm"
         )
     if not privacy.clip_norm:
         raise ConfigError(

@@ -5,9 +5,11 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.models.custom.checks import check_custom
+from hyperfl_flwr.models.groups import groups_of
 from hyperfl_flwr.models.layers.batchnorm import has_statistics
 from hyperfl_flwr.models.provenance import body_hash
 from hyperfl_flwr.models.targets import build_target
+from hyperfl_flwr.protocol.messages import Reduction
 
 _EXTRACTORS = frozenset({"extractor", "hypernetwork"})
 """Groups that hold the parameters of an extractor, or generate them."""
@@ -44,4 +46,22 @@ def check_target(
         raise ConfigError(
             f"target = {name} has no parameters but those of its classifier, and {config.method} trains the others "
             f"separately; take a target with adapters, or a method for whole models such as fedavg or local"
+        )
+
+
+def check_noise(client: type[BaseClient], config: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> None:
+    """Refuse noise on uploads with running statistics, whatever it is for.
+
+    Arguments are those of `check_target`.
+
+    Raises:
+        ConfigError: Naming the network.
+    """
+    noise, groups = config.privacy.noise_multiplier, groups_of(build_target(config.target, input_shape, num_classes))
+    sent = {name for name, each in client.active_groups(config).items() if each is not Reduction.DOWN}
+    if noise and any(has_statistics(groups[name]) for name in sent & set(groups)):
+        raise ConfigError(
+            f"privacy.noise-multiplier must be 0 with target = {config.target}, got {noise:g}: its BatchNorm uploads "
+            f"variances, which noise makes negative; take cnn, lenet, mlp or mlp-500, or a network of your own with "
+            f"GroupNorm"
         )

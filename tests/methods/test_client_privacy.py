@@ -273,6 +273,10 @@ def test_without_a_guarantee_epsilon_is_null_and_the_reason_is_given(
     assert ("privacy: no epsilon" in log) == bool(changes)
 
 
+BATCHNORM = "own_networks:with_batchnorm"
+OBFUSCATION: Settings = {"privacy.unit": "none", "privacy.noise": "local"}
+
+
 @pytest.mark.parametrize(
     ("method", "changes", "problem"),
     [
@@ -281,7 +285,8 @@ def test_without_a_guarantee_epsilon_is_null_and_the_reason_is_given(
         ("it-pfl", {}, "privacy.unit must be none with it-pfl: its model, embedding"),
         ("priv-hfl", {}, "privacy.unit must be none with priv-hfl: its changes, force"),
         ("local", {}, "its clients upload nothing"),
-        ("fedavg", {"target": "own_networks:with_batchnorm"}, "privacy.unit must be none with target"),
+        ("fedavg", {"target": BATCHNORM}, "privacy.noise-multiplier must be 0 with target = own_networks"),
+        ("fedavg", OBFUSCATION | {"target": BATCHNORM}, "its BatchNorm uploads variances, which noise makes negative"),
         ("fedavg", {"privacy.clip-norm": 0.0, "privacy.noise-multiplier": 0.0}, "privacy.clip-norm must be above 0"),
         ("fedavg", {"privacy.noise-multiplier": 0.0}, "to study clipping without noise, take privacy.noise=local"),
         ("fedavg", {"privacy.noise": "sum"}, "set secagg.enabled=true, or privacy.noise to server or local"),
@@ -295,6 +300,14 @@ def test_what_cannot_hold_is_refused(
     with pytest.raises(ConfigError, match=problem.replace(".", r"\.")):
         federate(method, NODES, **noisy("server", target="mlp") | changes)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("changes", [{}, OBFUSCATION], ids=["server", "without a unit"])
+def test_running_statistics_that_stay_on_the_client_get_no_noise(changes: Settings, federate: Federate) -> None:
+    run = federate("fedbn", NODES, **noisy("server", target=BATCHNORM) | changes)
+    sent = last_checkpoint(run)[0]
+    assert sent
+    assert not any("running_" in key for key in sent)
 
 
 def test_nodes_refuse_noise_that_does_not_suffice(federate: Federate, tmp_path: Path) -> None:
