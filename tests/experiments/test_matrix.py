@@ -9,10 +9,12 @@ from experiments.attack_cell import AttackedCell, run_attack
 from experiments.matrix import NOT_RUN, WHAT_TO_CHOOSE, Matrix, images
 from experiments.records import find_records
 from experiments.study import load_study, parse_study
+from hyperfl_flwr.attacks.registry import attacks_on
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.launch.contract.base import SMALL
+from hyperfl_flwr.methods import METHODS
 
 STUDY = """
 [settings]
@@ -78,3 +80,14 @@ def test_the_table_explains_what_it_does_not_show(tmp_path: Path) -> None:
     used = {cell for cells in table.values() for cell in cells if cell.startswith("– (")}
     explained = {f"– {line.split()[1]}" for line in lines if line.startswith("- (")}
     assert used == explained
+
+
+def test_no_cell_of_a_server_that_cheats_is_left_out_if_an_attack_applies() -> None:
+    """A method without its own row of attacks must be one of which nothing can be forged."""
+    study = load_study("what-to-choose")
+    (column,) = (column for column in study.columns if column.name == "cheating")
+    left_out = {row.label: METHODS[str(row.settings["method"])] for row in study.rows
+                if "method" in row.settings and row.why_missing(column)}  # fmt: skip
+    assert left_out
+    possible = {label: attacks_on(row.uploads, cheating=True) for label, row in left_out.items()}
+    assert {label: names for label, names in possible.items() if names} == {}
