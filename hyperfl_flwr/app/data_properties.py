@@ -11,22 +11,29 @@ from hyperfl_flwr.data.sample_format import is_local_data, normalisation_text
 from hyperfl_flwr.protocol.messages import DATA_VERSION
 
 
-def data_properties(data: FederatedData, clients: Sequence[int], *, simulated: bool) -> dict[str, ConfigRecordValues]:
+def data_properties(
+    data: FederatedData, clients: Sequence[int], *, simulated: bool, sizes: bool = True
+) -> dict[str, ConfigRecordValues]:
     """Return the properties of a node's data for the handshake.
+
+    The numbers of training samples are the same that every answer to a TRAIN message contains. With secure sums, no
+    message of a deployed node contains them.
 
     Args:
         data: Data of all clients.
         clients: Ids of the clients that the node hosts.
         simulated: Whether the node is simulated, without private data; then label counts, augmentation and
             normalisation are reported, too.
+        sizes: Whether the numbers of training samples are reported.
     """
     dataset = data.dataset
     properties: dict[str, ConfigRecordValues] = {
         "input-shape": list(dataset.input_shape),
         "num-classes": dataset.num_classes,
-        "num-examples": [len(data.train_indices(client)) for client in clients],
         "partitioned-by": data.partition,
     }
+    if sizes:
+        properties["num-examples"] = [len(data.train_indices(client)) for client in clients]
     if dataset.classes:
         properties["classes"] = list(dataset.classes)
     if simulated:

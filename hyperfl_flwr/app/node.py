@@ -94,16 +94,19 @@ class NodeApp:
         elif self.simulated:  # other nodes share the machine
             torch.set_num_threads(1)
 
-    def data(self) -> FederatedData:
-        """Return the data of all clients, or only of this node's client if the data are the node's own.
+    def data(self, *, divided: bool = True) -> FederatedData:
+        """Return the data of all clients, or only of this node's client if the data are the node's own; read once.
 
-        A process reads the data once.
+        Args:
+            divided: False to hold back no validation data, so that no error depends on how many samples there are.
 
         Raises:
             RefusalError: If noisy steps cannot protect them, see `refuse_own_statistics`, or the run's class weights
                 single out an owner's samples, see `Weighting.refuse_isolation`.
         """
         settings = self.config.data_settings()
+        if not divided:
+            settings = replace(settings, validation_fraction=0.0)
         if not self.simulated:
             settings.weighting.refuse_isolation()
         if not self.node.has_local_data:
@@ -267,10 +270,10 @@ class NodeApp:
     def properties(self) -> dict[str, ConfigRecordValues]:
         """Return the node's answer to the handshake; label counts only in a simulation, which has no private data.
 
-        The numbers of training samples are the same that every answer to a TRAIN message contains. With secure sums,
-        no message of a deployed node contains them.
+        With secure sums the answer of a deployed node does not depend on the number of its samples, or of their groups.
         """
-        data = self.data()
+        sizes = self.simulated or not self.config.secagg.enabled
+        data = self.data(divided=sizes)
         if self.node.has_local_data and not self.simulated:
             self._note_version(data)
         properties: dict[str, ConfigRecordValues] = {
@@ -280,7 +283,7 @@ class NodeApp:
             "owners-data": self.has_owners_data,
             "device": str(self.device),
             "versions": [f"{name} {version}" for name, version in shared_versions().items()],
-            **data_properties(data, self.clients, simulated=self.simulated),
+            **data_properties(data, self.clients, simulated=self.simulated, sizes=sizes),
         }
         if needs_files(self.config.target):
             build_target(
@@ -293,6 +296,4 @@ class NodeApp:
             properties["method"] = source
         if self.simulated:
             properties["threads"] = torch.get_num_threads()
-        elif self.config.secagg.enabled:
-            del properties["num-examples"]
         return properties

@@ -52,8 +52,8 @@ class DataConfig(Section):
         0.0,
         "Share of each client's training samples that is held back as validation data. With `early-stopping` or `keep "
         "= best` they decide about rounds. Otherwise they replace the test samples, so that settings can be chosen "
-        "without test data. A client that the data set defines has at least one. A sample that is used more than once "
-        "is held back wherever it is used.",
+        "without test data. A client that the data set defines, and one with data of its own, has at least one. A "
+        "sample that is used more than once is held back wherever it is used.",
     )
     group_by: Grouping = setting(
         "auto",

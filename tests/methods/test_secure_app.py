@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.serde import recorddict_to_proto
+from PIL import Image
 from secure_federation import SESSION, SecureFederation
 from secure_steps import IDENTITIES
 
@@ -19,6 +21,7 @@ from clients.engine import adapter
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.data.partition.assign import TOO_FEW
 from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.node.ledger import read_ledger
 from hyperfl_flwr.protocol.messages import HELLO, PER_CLIENT_ARRAYS, PROPERTIES, record_of
@@ -171,6 +174,68 @@ def test_the_handshake_of_a_deployed_node_tells_no_number_of_samples(
     assert simulated["num-examples"] == [40, 40]
     assert "train-label-counts" in simulated
     assert simulated[KEY] not in ("", deployed[KEY])
+
+
+def owners_file(path: Path, count: int, groups: int) -> str:
+    """Store an owner's images of the digits' shape, of three classes; return their name as a data set."""
+    labels, tested = np.arange(count) % 3, np.arange(9) % 3
+    images = {"images": np.zeros((count, 8, 8), np.uint8), "test_images": np.ones((9, 8, 8), np.uint8)}
+    patients = {"groups": np.arange(count) % groups, "test_groups": groups + np.arange(9)} if groups else {}
+    np.savez(path, labels=labels, test_labels=tested, **images, **patients)
+    return f"npz:{path}"
+
+
+OWN: Settings = {
+    "num_clients": 3, "secagg.enabled": True, "data.classes": ",".join("abcdefghij"), "data.train-samples": "auto",
+    "data.test-samples": "auto",
+}  # fmt: skip
+
+
+def test_a_greeting_does_not_tell_how_the_samples_are_divided(make_settings: MakeSettings, tmp_path: Path) -> None:
+    """A server that greets with one fraction after another could find the numbers of samples and of groups by it."""
+    answers = set()
+    for count, groups in ((4, 0), (100, 0), (12, 1), (12, 2), (60, 20)):
+        data = owners_file(tmp_path / f"{count}-{groups}.npz", count, groups)
+        for fraction in (0.0, 1e-6, 0.1, 0.5, 0.99):
+            settings = make_settings("fedrep", **OWN, **{"data.validation-fraction": fraction})
+            told = greeted(plain_node(settings, state_dir=str(tmp_path / "state"), data=data), SESSION)
+            answers.add(str(sorted((key, value) for key, value in told.items() if key != KEY)))
+    (answer,) = answers
+    assert PROBLEM not in answer
+
+
+def test_a_fraction_that_leaves_too_few_is_named_at_the_first_training(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    """A sentence for the operator; whether samples or groups are too few is in the node's log alone."""
+    settings = make_settings("fedrep", **OWN, **{"data.validation-fraction": 0.01})
+    grid = SecureFederation(settings, tmp_path)
+    for number in range(3):
+        data = owners_file(tmp_path / f"{number}.npz", 12, 1 if number == 2 else 0)
+        grid.context(number).node_config["data"] = data
+    header = grid.header()
+    assert [grid.ask(number, "train", grid.content(header, number)).has_error() for number in (0, 1)] == [False] * 2
+    assert reason_of(grid.ask(2, "train", grid.content(header, 2))) == TOO_FEW
+
+
+@pytest.mark.parametrize("kind", ["csv", "folder"])
+def test_the_number_of_unknown_classes_stays_on_the_node(
+    make_settings: MakeSettings, tmp_path: Path, kind: str
+) -> None:
+    names = ("benign", "rare", "very rare")
+    rows = [f"{number},0,{name}" for number, name in enumerate(names * 4)]
+    (tmp_path / "own.csv").write_text("\n".join(["a,b,label", *rows]))
+    for name in names:
+        (tmp_path / "own" / name).mkdir(parents=True)
+        for number in range(2):
+            Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "own" / name / f"{number}.png")
+    data = f"csv:{tmp_path / 'own.csv'}" if kind == "csv" else f"folder:{tmp_path / 'own'}"
+    problems = set()
+    for classes in ("benign,other", "benign,rare"):
+        settings = make_settings("fedrep", **OWN | {"data.classes": classes, "target": "mlp"})
+        problems.add(greeted(plain_node(settings, state_dir=str(tmp_path / "state"), data=data), SESSION)[PROBLEM])
+    what = "classes" if kind == "csv" else "class folders"
+    assert problems == {f"some of its {what} are not in data.classes, see the node's log"}
 
 
 def test_the_identity_signs_the_key_of_the_session(make_settings: MakeSettings, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.dataset import IntArray
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data, load_local_data
 from hyperfl_flwr.data.grouped_split import split_groups
+from hyperfl_flwr.data.partition.assign import TOO_FEW
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.data.sample_format import SampleFormat
 from hyperfl_flwr.launch.contract.base import Federate
@@ -216,7 +217,7 @@ def test_one_patient_is_never_evaluated_alone(folder: Path) -> None:
         config = settings(f"folder:{folder}", **{"data.group-by": "folder", "data.validation-fraction": share})
         with pytest.raises(DataError, match="holds back a single group") as caught:
             load_local_data(config.data_settings(), 1)
-        assert caught.value.public == "data.validation-fraction holds back too few groups (data.group-by)"
+        assert caught.value.public == TOO_FEW
 
 
 def draws(seed: int) -> tuple[IntArray, IntArray]:

@@ -10,7 +10,7 @@ from federations import small_settings
 
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, DataError
-from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.data.federated_data import load_federated_data, load_local_data
 from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.launch.contract.folders import last_checkpoint
 from hyperfl_flwr.metrics.evaluation import evaluate
@@ -114,3 +114,17 @@ def test_a_small_natural_client_has_a_validation_sample(tmp_path):
         DataError, match=r"makes 1 of the 1 training samples of client 0 .*leave out clients with a single"
     ):
         load(clients[1:])
+
+
+@pytest.mark.parametrize("fraction", [1e-9, 0.02, 0.98, 1 - 1e-9])
+@pytest.mark.parametrize("count", [2, 20])
+def test_no_fraction_tells_how_many_samples_an_owner_has(tmp_path, fraction, count):
+    """Where a share of them rounds to none or to all, one is held back, or one is left, and nothing is refused."""
+    path = tmp_path / "own.npz"
+    features = {"features": np.zeros((count, 4)), "test_features": np.zeros((4, 4))}
+    np.savez(path, labels=np.arange(count) % 2, test_labels=np.arange(4) % 2, **features)
+    owned = replace(SETTINGS.sample_format, has_owner=True)
+    changes = {"dataset": f"npz:{path}", "train_samples": "auto", "sample_format": owned}
+    data = load_local_data(replace(SETTINGS, validation_fraction=fraction, **changes), 1)
+    held = 1 if fraction < 0.5 else count - 1
+    assert (len(data.train_indices(1)), len(data.test_indices(1))) == (count - held, held)

@@ -15,6 +15,9 @@ from hyperfl_flwr.data.partition.allocation import class_counts
 from hyperfl_flwr.data.sample_format import UNCHANGED, SampleFormat
 from hyperfl_flwr.data.sample_weights import EQUAL, Weighting
 
+TOO_FEW = "data.validation-fraction leaves it too few samples or groups for training or for validation"
+"""What a server learns of a node whose samples cannot be divided: not whether they or their groups are too few."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
@@ -121,7 +124,8 @@ def split_validation(
 
     Args:
         settings: Settings with the share of validation samples. Where no sample is used twice and there are no groups,
-            their number is rounded half to even, and of clients that the data set defines it is at least 1.
+            their number is rounded half to even. Of clients that the data set defines, and of an owner's data, at least
+            1 is held back, and 1 is not: a server that chooses the share must not learn at which one it is refused.
         train: Positions of each client's training samples, by client.
         data: The training data.
 
@@ -140,9 +144,9 @@ def split_validation(
         held = used[_divided(settings, data, used, used)]
         reason = "samples that are used more than once are held back wherever they are used; give it more samples"
     else:
-        # The sizes of natural clients are given: a small one has a validation sample, too.
-        least = 0 if data.clients is None else 1
-        return {client: _held_back(settings, client, indices, least) for client, indices in train.items()}
+        # The sizes of natural clients and of owners' data are given: a small one has a validation sample, too.
+        is_given = data.clients is not None or settings.sample_format.has_owner
+        return {client: _held_back(settings, client, indices, is_given) for client, indices in train.items()}
     of_validation = np.zeros(len(data), dtype=bool)
     of_validation[held] = True
     found = {}
@@ -152,7 +156,8 @@ def split_validation(
             raise DataError(
                 f"data.validation-fraction must leave every client training and validation samples, but client "
                 f"{client} would have {len(found[client][0])} and {len(found[client][1])}, since {reason}, or set the "
-                f"fraction to 0"
+                f"fraction to 0",
+                public=TOO_FEW,
             )
     return found
 
@@ -171,7 +176,7 @@ def _held_groups(settings: DataSettings, data: Split, used: IntArray) -> IntArra
     if len(np.unique(groups)) < 2:
         raise DataError(
             "data.validation-fraction needs training samples of 2 or more groups, but all are of the same; set it to 0",
-            public="data.validation-fraction holds back too few groups (data.group-by)",
+            public=TOO_FEW,
         )
     held = _divided(settings, data, used, groups)
     if len(np.unique(groups[held])) < 2:
@@ -179,19 +184,22 @@ def _held_groups(settings: DataSettings, data: Split, used: IntArray) -> IntArra
         raise DataError(
             f"data.validation-fraction = {settings.validation_fraction} holds back a single group (data.group-by); "
             f"choose a larger fraction, or 0",
-            public="data.validation-fraction holds back too few groups (data.group-by)",
+            public=TOO_FEW,
         )
     return held
 
 
-def _held_back(settings: DataSettings, client: int, indices: IntArray, least: int) -> tuple[IntArray, IntArray]:
-    """Divide one client's training samples without groups; `least` is the smallest number of validation samples."""
-    count = max(round(settings.validation_fraction * len(indices)), least)
+def _held_back(settings: DataSettings, client: int, indices: IntArray, is_given: bool) -> tuple[IntArray, IntArray]:
+    """Divide one client's training samples without groups; where their number is given, neither part is empty."""
+    count = round(settings.validation_fraction * len(indices))
+    if is_given:
+        count = max(1, min(count, len(indices) - 1))
     if not 0 < count < len(indices):
         raise DataError(
             f"data.validation-fraction must leave every client training and validation samples, but "
             f"{settings.validation_fraction} makes {count} of the {len(indices)} training samples of client {client} "
-            f"validation samples; choose another fraction, or leave out clients with a single sample"
+            f"validation samples; choose another fraction, or leave out clients with a single sample",
+            public=TOO_FEW,
         )
     # A separate generator per client: its validation samples do not depend on those of other clients.
     order = numpy_generator(settings.seed, "validation", client).permutation(indices)

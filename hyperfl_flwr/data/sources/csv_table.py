@@ -198,7 +198,7 @@ def class_numbers_of(path: Path, table: Table, classes: Sequence[str]) -> IntArr
         raise DataError(
             f"{path}: {LABEL} must be one of {', '.join(classes)}, but {len(unknown)} others occur, such as "
             f"{unknown[0]!r}; rename or remove them, or add the classes for the whole federation",
-            public=f"{len(unknown)} of its classes are not in data.classes, see the node's log",
+            public="some of its classes are not in data.classes, see the node's log",
         )
     return np.array([known[label] for label in table.columns[LABEL]], dtype=np.int64)
 

@@ -177,7 +177,7 @@ def _check_classes(path: Path, parts: Mapping[str, Images], listed: tuple[str, .
             raise DataError(
                 f"{folder} must contain only folders of the classes in data.classes, {','.join(listed)}, but also has "
                 f"{', '.join(unknown)}; rename or remove them, or add the classes for the whole federation",
-                public=f"{len(unknown)} of its class folders are not in data.classes, see the node's log",
+                public="some of its class folders are not in data.classes, see the node's log",
             )
     if listed is None and (count := len({name for images in parts.values() for name in images})) < 2:
         raise DataError(f"{path} must contain two or more classes, got {count}; add some, or list them in data.classes")
