@@ -57,9 +57,12 @@ def check_noise(client: type[BaseClient], config: RunConfig, input_shape: tuple[
     Raises:
         ConfigError: Naming the network.
     """
-    noise, groups = config.privacy.noise_multiplier, groups_of(build_target(config.target, input_shape, num_classes))
+    noise = config.privacy.noise_multiplier
+    if not noise:
+        return
+    groups = groups_of(build_target(config.target, input_shape, num_classes))
     sent = {name for name, each in client.active_groups(config).items() if each is not Reduction.DOWN}
-    if noise and any(has_statistics(groups[name]) for name in sent & set(groups)):
+    if any(has_statistics(groups[name]) for name in sent & set(groups)):
         raise ConfigError(
             f"privacy.noise-multiplier must be 0 with target = {config.target}, got {noise:g}: its BatchNorm uploads "
             f"variances, which noise makes negative; take cnn, lenet, mlp or mlp-500, or a network of your own with "
