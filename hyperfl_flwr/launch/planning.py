@@ -30,11 +30,21 @@ from hyperfl_flwr.launch.node_numbers import check_given_nodes, suitable_for_red
 from hyperfl_flwr.launch.plans import AUTO, IN_PROCESS, RAY, Plan, SimulationPlan
 from hyperfl_flwr.launch.settings import check_resume, requested, without_effect
 from hyperfl_flwr.launch.sizing import Machine, suitable_nodes, suitable_threads
-from hyperfl_flwr.launch.warnings import leak_warnings, lie_warnings, partition_warnings
+from hyperfl_flwr.launch.warnings import (
+    clients_of_a_round,
+    leak_warnings,
+    lie_warnings,
+    noise_warnings,
+    partition_warnings,
+)
 from hyperfl_flwr.models.provenance import travelling_sources
+from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.runs.resume import refuse_other_nodes
 from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest
+
+FLOAT_BYTES = 4
+"""Bytes of a shared parameter, which is a float32."""
 
 
 def plan(
@@ -122,10 +132,12 @@ def _laid_out(
         num_nodes = suitable_for_reduction(config, 1)
     else:
         # The choice is for a usual round, which trains a sample of the clients; the last round trains all of them.
-        clients = max(1, round(config.fraction_train * config.num_clients))
+        clients = clients_of_a_round(config)
         threads = 1 if config.threads == "auto" else config.threads
         num_nodes = suitable_for_reduction(config, suitable_nodes(machine, clients, shared_bytes, threads))
-    lies = lie_warnings(config, num_nodes)
+    spoiled = lie_warnings(config, num_nodes)
+    if config.privacy.noise_multiplier:
+        spoiled += noise_warnings(config, num_nodes, _noisy_parameters(config, data))
     if config.threads != "auto":
         threads = config.threads
     else:  # in one process, threads slow each other down when other programs use the same cores
@@ -139,7 +151,7 @@ def _laid_out(
     samples = [len(data.train_indices(client)) for client in range(config.num_clients)]
     # Reconstruction is of images only.
     leaks = leak_warnings(config, samples) if len(data.dataset.input_shape) == 3 else []
-    warnings = [*notes, *data.dataset.notes, *strategy_of(config.method).warnings(resolved(config)), *leaks, *lies]
+    warnings = [*notes, *data.dataset.notes, *strategy_of(config.method).warnings(resolved(config)), *leaks, *spoiled]
     return SimulationPlan(
         settings=config.flat(),
         sources=travelling_sources(config.flat()),
@@ -163,6 +175,14 @@ def _shared_bytes(config: RunConfig, data: FederatedData) -> int:
         for client in range(len(config.targets))
     ]
     return max(member.shared_bytes() for member in members)
+
+
+def _noisy_parameters(config: RunConfig, data: FederatedData) -> int:
+    """Return the number of parameters that a client trains under the noise: shared ones, or those they generate."""
+    shape, num_classes = data.dataset.input_shape, data.dataset.num_classes
+    networks = [build_target(name, shape, num_classes) for name in dict.fromkeys(config.targets)]
+    largest = max(sum(parameter.numel() for parameter in network.parameters()) for network in networks)
+    return min(largest, _shared_bytes(config, data) // FLOAT_BYTES)
 
 
 def _resumed_nodes(config: RunConfig, num_nodes: int | None) -> int:

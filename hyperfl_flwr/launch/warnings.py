@@ -1,21 +1,30 @@
-"""Warn before a run starts if its settings are known to leak private images, or some of them have no effect.
+"""Warn before a run starts if its settings are known to leak private images or to spoil it, or have no effect.
 
-The thresholds come from measurements with `hyperfl audit` (docs/privacy/audit.md): its attacks have reconstructed
-images from the upload of a client with a few samples, and none from a client with 600 samples and 60 steps. The
-absence of a warning is not a guarantee of privacy.
+The thresholds come from measurements (docs/privacy/threat-model.md, docs/privacy/differential-privacy.md): in a
+network with convolutions, attacks on an honest server's view have found images among eight in one step and none among
+60 in six steps; in a perceptron, some among 102 of one client in 15 steps, and among the single images of 100 clients
+in the sum of one step. The absence of a warning is not a guarantee of privacy.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 from hyperfl_flwr.attacks.registry import attacks_on
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import FederatedData
 from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.models.targets import PERCEPTRONS
+from hyperfl_flwr.protocol.secure_sums.thresholds import noise_shares
 
 FEW_SAMPLES = 8
-"""Largest number of samples in an upload from which this project's attacks have reconstructed images."""
+"""Number of samples up to which images count as open in any network, after any number of steps."""
+
+PERCEPTRON_SAMPLES, PERCEPTRON_STEPS = 100, 15
+"""Numbers of samples and of local steps up to which single images are known to be found in a perceptron, in the upload
+of one client and in a sum; of 600 samples none was found."""
 
 ENOUGH_NOISE = 0.03
 """Smallest noise multiplier at which they have reconstructed none, with any prior."""
@@ -23,6 +32,8 @@ ENOUGH_NOISE = 0.03
 LARGEST_EPSILON = 10.0
 """Largest `dp.epsilon` at which noisy steps count as protection; a larger one adds little noise."""
 
+LARGEST_NOISE = 20.0
+"""Largest norm of the noise in a mean, in clipping norms, of a run without a warning: at 17 models were trained well."""
 
 PARTITION_SETTINGS: Mapping[str, Sequence[str]] = {
     "data.iid-fraction": ("similarity",),
@@ -73,6 +84,51 @@ def lie_warnings(config: RunConfig, num_nodes: int) -> list[str]:
     ]
 
 
+def noise_warnings(config: RunConfig, num_nodes: int, num_parameters: int) -> list[str]:
+    """Return the warning for a run in which noise on uploads drowns the clients' changes; usually none.
+
+    Args:
+        config: The run's settings.
+        num_nodes: Number of nodes.
+        num_parameters: Number of parameters that a client trains and shares; of a hypernetwork, those it generates.
+    """
+    clients = clients_of_a_round(config)
+    part = _noise_of_a_mean(config, num_nodes, clients)
+    times = part * math.sqrt(num_parameters)
+    if times <= LARGEST_NOISE:
+        return []
+    return [
+        f"the noise in the mean of {counted(clients, 'client')} is {part:.2g} privacy.clip-norm in each of "
+        f"{num_parameters:,} parameters, and {times:.0f} times as long as a client's change: models that clients "
+        f"receive have lost much or all of their accuracy under so much; let more clients take part in a round "
+        f"(num-clients, fraction-train), or lower privacy.noise-multiplier to "
+        f"{_fitting(config.privacy.noise_multiplier * LARGEST_NOISE / times)} at most (hyperfl dp prints the epsilon)"
+    ]
+
+
+def clients_of_a_round(config: RunConfig) -> int:
+    """Return the number of clients that train in a usual round; the last one trains all of them."""
+    return max(1, round(config.fraction_train * config.num_clients))
+
+
+def _noise_of_a_mean(config: RunConfig, num_nodes: int, clients: int) -> float:
+    """Return the noise's standard deviation in an element of the applied mean, in units of the clipping norm."""
+    privacy = config.privacy
+    noise = privacy.noise_multiplier * privacy.server_rate / clients
+    if privacy.noise == "local":
+        return noise * math.sqrt(clients)
+    if privacy.noise == "server":
+        return noise
+    colluding, threshold = config.secagg.colluding_of(num_nodes), config.secagg.threshold_of(num_nodes, num_nodes)
+    return noise * math.sqrt(num_nodes / max(1, noise_shares(num_nodes, threshold, colluding)))
+
+
+def _fitting(multiplier: float) -> str:
+    """Return a noise multiplier with two digits, rounded down."""
+    digits = 1 - math.floor(math.log10(multiplier))
+    return f"{math.floor(multiplier * 10**digits) / 10**digits:.2g}"
+
+
 def leak_warnings(config: RunConfig, samples: Sequence[int]) -> list[str]:
     """Return the warnings for a run in which images can be reconstructed from uploads; usually none.
 
@@ -80,19 +136,42 @@ def leak_warnings(config: RunConfig, samples: Sequence[int]) -> list[str]:
         config: The run's settings.
         samples: Number of training samples of each client.
     """
-    attacks = [name for name in attacks_on(METHODS[config.method].active_uploads(config, 1)) if name != "ig-paper"]
+    uploads, summed = METHODS[config.method].active_uploads(config, 1), config.secagg.enabled
+    attacks = [name for name in attacks_on(uploads, summed=summed) if name != "ig-paper"]
     if not attacks or is_protected(config):
         return []
-    if config.secagg.enabled:
+    if summed:
         return _leaks_of_sums(config, samples, attacks[0])
-    few = sum(number <= FEW_SAMPLES for number in samples)
-    if not few:
+    of_clients = [config.of_client(client) for client in range(len(config.targets))]
+    open_ones = [
+        _is_open(of_clients[client % len(of_clients)], number, number) for client, number in enumerate(samples)
+    ]
+    if not any(open_ones):
         return []
     return [
-        f"{few} of {len(samples)} clients have {FEW_SAMPLES} training samples or fewer: images can be reconstructed "
-        f"from the upload of such a client (hyperfl audit --method {config.method} --attacks {attacks[0]}); give "
-        f"clients more samples (data.train-samples), or set privacy.clip-norm and privacy.noise-multiplier=0.1"
+        f"{sum(open_ones)} of {len(samples)} clients have few training samples, {_most(samples, open_ones)} at most: "
+        f"images can be reconstructed from the upload of such a client (hyperfl audit --method {config.method} "
+        f"--attacks {attacks[0]}); give clients more samples (data.train-samples) and local steps (local-epochs), or "
+        f"set privacy.clip-norm and privacy.noise-multiplier=0.1"
     ]
+
+
+def _is_open(config: RunConfig, samples: int, largest: int) -> bool:
+    """Return whether images have been found among so few samples after so few steps.
+
+    Args:
+        config: The settings of a client.
+        samples: Number of training samples in what the server sees.
+        largest: Number of training samples of one client, which decides how many steps it takes.
+    """
+    if samples <= FEW_SAMPLES:
+        return True
+    steps = config.local_epochs * math.ceil(largest / config.batch_size)
+    return config.target in PERCEPTRONS and samples <= PERCEPTRON_SAMPLES and steps <= PERCEPTRON_STEPS
+
+
+def _most(samples: Sequence[int], chosen: Sequence[bool]) -> int:
+    return max(number for number, is_chosen in zip(samples, chosen, strict=True) if is_chosen)
 
 
 def is_protected(config: RunConfig) -> bool:
@@ -111,12 +190,13 @@ def is_protected(config: RunConfig) -> bool:
 
 def _leaks_of_sums(config: RunConfig, samples: Sequence[int], attack: str) -> list[str]:
     """Return the warnings for a run in which the server sees only the sum over a round's clients."""
-    sampled = max(1, round(config.fraction_train * config.num_clients))
-    crowd = sum(sorted(samples)[:sampled])
-    if crowd > FEW_SAMPLES:
+    sampled = clients_of_a_round(config)
+    crowd = sorted(samples)[:sampled]
+    if not _is_open(config, sum(crowd), crowd[-1]):
         return []
     return [
-        f"the {sampled} clients of a round can have {crowd} training samples in all: images can be reconstructed from "
-        f"a secure sum over so few (hyperfl audit --summed --method {config.method} --attacks {attack}); give clients "
-        f"more samples (data.train-samples), or set privacy.clip-norm and privacy.noise-multiplier=0.1"
+        f"the {sampled} clients of a round can have {sum(crowd)} training samples in all: images can be reconstructed "
+        f"from a secure sum over so few (hyperfl audit --summed --method {config.method} --attacks {attack}); give "
+        f"clients more samples (data.train-samples) and local steps (local-epochs), or set privacy.clip-norm and "
+        f"privacy.noise-multiplier=0.1"
     ]

@@ -1,6 +1,7 @@
 """The audit: real messages in, images with controls out, and no verdict beyond the measurements."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.launch.contract.base import SMALL, Federate
 from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.launch.early_check import check_early
-from hyperfl_flwr.launch.warnings import leak_warnings
+from hyperfl_flwr.launch.warnings import leak_warnings, noise_warnings
 from hyperfl_flwr.models.hypernetwork import common_embedding
 from hyperfl_flwr.runs.observation import load_observation
 from hyperfl_flwr.runs.run_directory import read_metrics, settings_of
@@ -208,13 +209,13 @@ def test_bad_input_is_one_error(words: list[str], message: str, tmp_path: Path) 
 
 
 def test_the_owner_is_warned_of_tiny_clients_and_of_nothing_else() -> None:
-    """Eight samples or fewer give a warning, unless the upload is noisy or the method sends nothing."""
+    """Few samples give a warning, unless the upload is noisy or the method sends nothing."""
 
     def warned(samples: list[int], **changes: object) -> list[str]:
         return leak_warnings(RunConfig.from_flat(settings(**changes)), samples)
 
     (text,) = warned([600, 8, 1], method="hyperfl")
-    assert "2 of 3 clients have 8 training samples or fewer" in text
+    assert "2 of 3 clients have few training samples, 8 at most" in text
     assert "--attacks head-gradient" in text
     assert "--attacks ig)" in warned([1], method="fedavg")[0]
     assert warned([600, 9], method="hyperfl") == []
@@ -227,6 +228,47 @@ def test_the_owner_is_warned_of_tiny_clients_and_of_nothing_else() -> None:
     assert warned([1], method="hyperfl", **from_server)  # the server sees the uploads without noise
     for epsilon, number in ((4.0, 0), (10.0, 0), (10.1, 1), (400.0, 1)):  # much epsilon is little noise
         assert len(warned([1], method="fedavg", **{"dp.epsilon": epsilon})) == number
+
+
+@pytest.mark.parametrize(
+    ("target", "samples", "epochs", "is_warned"),
+    [
+        ("mlp", 60, 2, True),
+        ("mlp", 100, 3, True),
+        ("mlp", 100, 4, False),
+        ("mlp", 101, 2, False),
+        ("cnn", 60, 2, False),
+    ],
+)
+def test_images_in_a_perceptron_are_found_among_more(target: str, samples: int, epochs: int, is_warned: bool) -> None:
+    """By the samples and local steps of a client; a network with convolutions hides as many."""
+    changes = {"target": target, "batch-size": 20, "local-epochs": epochs, "num-clients": 2}
+    config = RunConfig.from_flat(settings(method="fedavg", **changes))
+    assert bool(leak_warnings(config, [600, samples])) == is_warned
+
+
+@pytest.mark.parametrize(
+    ("noise", "fraction", "times"), [("server", 0.2, 38), ("server", 1.0, 0), ("local", 1.0, 75), ("sum", 0.5, 25)]
+)
+def test_noise_that_drowns_the_changes_gives_a_warning(noise: str, fraction: float, times: int) -> None:
+    """Of 100 clients, 20 in a round and 5 clipping norms of noise on their sum end in no accuracy."""
+    privacy = {"unit": "client", "noise": noise, "clip-norm": 1.0, "noise-multiplier": 5.0}
+    changes = {f"privacy.{key}": value for key, value in privacy.items()} | {"secagg.enabled": noise == "sum"}
+    config = RunConfig.from_flat(
+        settings(method="fedavg", **changes, **{"num-clients": 100, "fraction-train": fraction, "num-nodes": 100})
+    )
+    found = noise_warnings(config, 100, 22_602)
+    assert [f"and {times} times as long" in text for text in found] == [True] * bool(times)
+
+
+def test_the_multiplier_that_a_warning_names_gives_none() -> None:
+    """It is rounded down."""
+    privacy: dict[str, object] = {"privacy.unit": "client", "privacy.noise": "server", "privacy.clip-norm": 1.0}
+    changes = privacy | {"num-clients": 20, "privacy.noise-multiplier": 5.0}
+    (text,) = noise_warnings(RunConfig.from_flat(settings(method="fedavg", **changes)), 1, 22_602)
+    (named,) = re.findall(r"noise-multiplier to (\S+) at most", text)
+    changes["privacy.noise-multiplier"] = float(named)
+    assert noise_warnings(RunConfig.from_flat(settings(method="fedavg", **changes)), 1, 22_602) == []
 
 
 def test_chosen_attacks_are_those_of_the_method() -> None:

@@ -179,7 +179,10 @@ def test_the_whole_crowd_is_counted() -> None:
     assert warned([1] * 20, num_clients=20, **SECURE) == []
     (text,) = warned([1] * 5, num_clients=5, **SECURE)
     assert "the 5 clients of a round can have 5 training samples in all" in text
-    assert "--summed --method fedavg --attacks ig" in text
+    assert "--summed --method fedavg --attacks head-gradient" in text  # one that reads sums
+    ten = SECURE | {"target": "mlp", "local-epochs": 1, "batch-size": 1}
+    assert warned([1] * 10, num_clients=10, **ten)  # 9 of 10 images were found in a perceptron's sum
+    assert warned([60] * 10, num_clients=10, **ten) == []
     assert warned([1, 1, 1, 1, 600], num_clients=5, **SECURE) == []
     assert warned([1, 1, 1, 1, 600], num_clients=5, **SECURE | {"fraction-train": 0.8})
     noise = {"privacy.clip-norm": 1.0, "privacy.noise-multiplier": 0.1}

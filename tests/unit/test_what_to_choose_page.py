@@ -17,10 +17,14 @@ from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import with_defaults
 from hyperfl_flwr.launch.console import parse_setting
+from hyperfl_flwr.launch.warnings import noise_warnings
 
 PAGE = (ROOT / "docs" / "privacy" / "what-to-choose.md").read_text()
 LINES = "".join(re.findall(r"^```bash\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)).replace("\\\n", " ").splitlines()
 COMMANDS = [shlex.split(line, comments=True)[1:] for line in LINES if line.startswith("hyperfl ")]
+
+CNN_PARAMETERS = 22_602
+"""Number of parameters of the default network for images of the digits."""
 
 
 def options_of(words: list[str]) -> Mapping[str, Any]:
@@ -44,6 +48,7 @@ def test_a_command_of_the_page_is_right(words: list[str]) -> None:
                                                 ("num-rounds", "num_rounds")) if options.get(key)}  # fmt: skip
     config = RunConfig.from_flat(with_defaults(own | dict(map(parse_setting, options["set_"] or ()))))
     check_run(config, (1, 28, 28), 10)
+    assert noise_warnings(config, options.get("num_nodes") or 1, CNN_PARAMETERS) == []
 
 
 def test_the_page_has_commands_for_all_three() -> None:
