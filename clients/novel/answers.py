@@ -73,11 +73,16 @@ def assess(member: BaseClient, received: SharedArrays, question: QuerySpec) -> t
     images = _corrupted(member.context, member.context.data.test_images, question.corruption, "test")
     correct, total = [], torch.zeros(())
     for logits in _logits(member, received, images):
-        correct.append(int((logits.argmax(dim=1) == labels).sum()))
+        correct.append(_num_correct(logits, labels))
         total = total + logits.double()
     # The sum of the logits has the same maximum as their mean.
-    ensemble = int((total.argmax(dim=1) == labels).sum())
+    ensemble = _num_correct(total, labels)
     return {CORRECT: np.array(correct, np.int64), ENSEMBLE: np.array([ensemble], np.int64)}, len(labels)
+
+
+def _num_correct(logits: Tensor, labels: Tensor) -> int:
+    """Return for how many samples the label has the largest logit; logits that are not numbers count as wrong."""
+    return int(((logits.argmax(dim=1) == labels) & ~logits.isnan().any(dim=1)).sum())
 
 
 def classifier_gradients(member: BaseClient, received: SharedArrays, question: QuerySpec) -> tuple[SharedArrays, int]:

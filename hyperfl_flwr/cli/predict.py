@@ -14,6 +14,7 @@ from rich.text import Text
 from hyperfl_flwr.cli.export import Client, Experiment, Root, StateOption, Weights, changes_of, model_of
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.tasks import class_name
 from hyperfl_flwr.launch.console import err, out
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def _print_classes(scores: ClassScores, classes: tuple[str, ...]) -> None:
     for number in sorted({true for true, _, _ in cells}):
         row = [(count, predicted) for true, predicted, count in cells if true == number]
         wrong = [cell for cell in row if cell[1] != number]
-        mistaken = f"{classes[max(wrong)[1]]} ({max(wrong)[0]})" if wrong else "none"
+        mistaken = f"{class_name(max(wrong)[1], classes)} ({max(wrong)[0]})" if wrong else "none"
         samples = sum(count for count, _ in row)
         table.add_row(Text(classes[number]), str(samples), _percent(scores.recalls[number]), Text(mistaken))
     out.print(table)

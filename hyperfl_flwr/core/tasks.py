@@ -4,7 +4,7 @@ A task is a row of `TASKS`. Its main score is largest for the best model; it dec
 first. The loss of a task is in `hyperfl_flwr.models.losses`, the computation of its scores in `hyperfl_flwr.metrics`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -141,6 +141,14 @@ DECIDING = {task.deciding: task for task in TASKS.values()}
 
 MAIN_SCORES = tuple(dict.fromkeys(task.score for task in TASKS.values()))
 """Names of the main scores of all tasks."""
+
+NO_CLASS = -1
+"""Stands for the predicted class where a model's outputs are not numbers; it is wrong for every sample."""
+
+
+def class_name(number: int, classes: Sequence[str]) -> str:
+    """Return the name of a predicted class for people."""
+    return "no class" if number == NO_CLASS else classes[number]
 
 
 def task_of(settings: Mapping[str, Any]) -> Task:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.plurals import counted
-from hyperfl_flwr.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS, Task
+from hyperfl_flwr.core.tasks import CLASSIFICATION, MULTI_LABEL, NO_CLASS, REGRESSION, TASKS, Task, class_name
 from hyperfl_flwr.deploy.ledger_view import RunLedger, ledger_folder, runs_of
 from hyperfl_flwr.deploy.node_settings import FILE as NODE_FILE
 from hyperfl_flwr.node.data_versions import changed_versions
@@ -179,7 +179,7 @@ class _Cells:
     def __init__(self, cells: Sequence[Sequence[float]]) -> None:
         self.numbers = {(int(true), int(predicted)): int(number) for true, predicted, number in cells}
         self.true = sorted({true for true, _ in self.numbers})
-        self.classes = sorted({number for pair in self.numbers for number in pair})
+        self.classes = sorted({number for pair in self.numbers for number in pair} - {NO_CLASS})
 
     def row(self, true: int) -> dict[int, int]:
         """Return the predictions for the samples of a class: predicted class -> number."""
@@ -229,7 +229,7 @@ def _class_row(number: int, cells: _Cells, classes: Sequence[str]) -> tuple[str,
     row = cells.row(number)
     total, wrong = sum(row.values()), {other: count for other, count in row.items() if other != number}
     most = max(wrong, key=lambda other: wrong[other], default=None)
-    mistaken = "none" if most is None else f"{classes[most]} ({wrong[most]})"
+    mistaken = "none" if most is None else f"{class_name(most, classes)} ({wrong[most]})"
     return classes[number], str(total), percent(row.get(number, 0) / total), mistaken
 
 

@@ -8,9 +8,19 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperfl_flwr.core.tasks import CLASSIFICATION, Task
+from hyperfl_flwr.core.tasks import CLASSIFICATION, NO_CLASS, Task
 from hyperfl_flwr.metrics.intervals import Interval, of_share
 from hyperfl_flwr.metrics.scores import Scores, mean_of_known
+
+
+def predicted_classes(largest: NDArray[np.integer], probabilities: NDArray[np.floating]) -> NDArray[np.int64]:
+    """Return the classes that a model predicts [n], so that outputs which are not numbers count as wrong.
+
+    Args:
+        largest: Class with the largest output [n]; without meaning where one is not a number.
+        probabilities: Softmax of the outputs [n, K].
+    """
+    return np.where(np.isnan(probabilities).any(axis=1), NO_CLASS, largest)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -22,7 +32,7 @@ class ClassScores(Scores):
 
     Attributes:
         labels: True class of each sample, int64 [n].
-        predicted: Class with the largest logit, int64 [n].
+        predicted: Class with the largest logit, int64 [n]; `NO_CLASS` where a logit is not a number.
         probabilities: The model's softmax [n, K].
         loss: Sum of the cross-entropies, in nats.
     """
@@ -102,7 +112,8 @@ class ClassScores(Scores):
         """Numbers of correct predictions, of samples, and of predictions, of each class [K]."""
         right = self.labels[self.labels == self.predicted]
         classes = self.probabilities.shape[1]
-        return tuple(np.bincount(values, minlength=classes) for values in (right, self.labels, self.predicted))
+        named = self.predicted[self.predicted != NO_CLASS]
+        return tuple(np.bincount(values, minlength=classes) for values in (right, self.labels, named))
 
 
 def area_under_roc(positive: NDArray[np.bool_], values: NDArray[np.floating]) -> float:

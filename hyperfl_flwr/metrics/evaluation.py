@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hyperfl_flwr.core.tasks import CLASSIFICATION, MULTI_LABEL
-from hyperfl_flwr.metrics.classification import ClassScores
+from hyperfl_flwr.metrics.classification import ClassScores, predicted_classes
 from hyperfl_flwr.metrics.multi_label import LabelScores
 from hyperfl_flwr.metrics.regression import NumberScores
 from hyperfl_flwr.metrics.scores import Scores
@@ -20,7 +20,7 @@ BATCH = 200
 
 @torch.no_grad()
 def evaluate(predict: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, *, batch_size: int = BATCH) -> Scores:
-    """Evaluate a network on the task that its labels are of.
+    """Evaluate a network on the task that its labels are of; outputs that are not numbers count as wrong.
 
     Args:
         predict: Function from images [B, C, H, W] to outputs [B, K].
@@ -50,7 +50,7 @@ def _scores(table: NDArray[np.float64], loss: float, labels: Tensor) -> Scores:
     if task is CLASSIFICATION:
         return ClassScores(
             labels=table[:, 0].astype(np.int64),
-            predicted=table[:, 1].astype(np.int64),
+            predicted=predicted_classes(table[:, 1].astype(np.int64), table[:, 2:]),
             probabilities=table[:, 2:],
             loss=loss,
         )

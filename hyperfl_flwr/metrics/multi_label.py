@@ -38,28 +38,34 @@ class LabelScores(Scores):
         return self.probabilities > 0.5
 
     @property
+    def right(self) -> NDArray[np.bool_]:
+        """Whether each answer is right [n, K]; one that is not a number is wrong."""
+        found: NDArray[np.bool_] = (self.predicted == self.labels) & ~np.isnan(self.probabilities)
+        return found
+
+    @property
     def accuracy(self) -> float:
         """Share of right answers among those for all samples and labels."""
-        return float((self.predicted == self.labels).mean()) if self.total else float("nan")
+        return float(self.right.mean()) if self.total else float("nan")
 
     @property
     def interval(self) -> Interval | None:
         """95 % interval of the accuracy, by Student's distribution over samples; None with fewer than two."""
         if self.total < 2:
             return None
-        shares = (self.predicted == self.labels).mean(axis=1)
+        shares = self.right.mean(axis=1)
         found = of_mean(float(shares.mean()), float(shares.std(ddof=1)), self.total)
         return None if found is None else (max(0.0, found[0]), min(1.0, found[1]))
 
     @property
     def sensitivities(self) -> NDArray[np.float64]:
         """Share of the samples with a label for which it is predicted [K]; NaN for a label of no sample."""
-        return ratio((self.labels & self.predicted).sum(axis=0), self.labels.sum(axis=0))
+        return ratio((self.labels & self.right).sum(axis=0), self.labels.sum(axis=0))
 
     @property
     def specificities(self) -> NDArray[np.float64]:
         """Share of the samples without a label for which it is not predicted [K]; NaN for a label of all samples."""
-        return ratio((~self.labels & ~self.predicted).sum(axis=0), (~self.labels).sum(axis=0))
+        return ratio((~self.labels & self.right).sum(axis=0), (~self.labels).sum(axis=0))
 
     @property
     def balanced_accuracy(self) -> float:

@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hyperfl_flwr.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS, Task
+from hyperfl_flwr.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS, Task, class_name
 from hyperfl_flwr.data.dataset import IntArray, Targets
 from hyperfl_flwr.data.digests import Digests, digests
 from hyperfl_flwr.data.federated_data import normalised
 from hyperfl_flwr.data.labels import labels_of
 from hyperfl_flwr.data.sample_format import window_of
 from hyperfl_flwr.data.unlabelled import Unlabelled, read_unlabelled
-from hyperfl_flwr.metrics.classification import ClassScores
+from hyperfl_flwr.metrics.classification import ClassScores, predicted_classes
 from hyperfl_flwr.metrics.multi_label import LabelScores
 from hyperfl_flwr.metrics.regression import NumberScores
 from hyperfl_flwr.metrics.scores import Scores
@@ -86,7 +86,8 @@ class Predictions:
                 return LabelScores(labels=labels.astype(bool), probabilities=outputs, loss=loss)
             classes = labels.astype(np.int64)
             loss = -float(np.log(outputs[np.arange(len(classes)), classes]).sum())
-        return ClassScores(labels=classes, predicted=outputs.argmax(axis=1), probabilities=outputs, loss=loss)
+        predicted = predicted_classes(outputs.argmax(axis=1), outputs)
+        return ClassScores(labels=classes, predicted=predicted, probabilities=outputs, loss=loss)
 
     def table(self) -> str:
         """Return a table in CSV.
@@ -118,9 +119,9 @@ class Predictions:
     def _first_fields(self, number: int) -> list[str]:
         row = self.outputs[number]
         if self.task is CLASSIFICATION:
-            best = int(row.argmax())
+            (best,) = predicted_classes(row.argmax(keepdims=True), row[None])
             label = [] if self.labels is None else [self.classes[int(self.labels[number])]]
-            return [self.classes[best], f"{row[best]:.6f}", *label]
+            return [class_name(best, self.classes), f"{row[best]:.6f}", *label]
         predicted = [name for name, share in zip(self.classes, row, strict=True) if share > 0.5]
         return [";".join(predicted)] if self.task is MULTI_LABEL else []
 

@@ -31,6 +31,7 @@ from strategies.engine.round_records import (
     costs_text,
     kept_records,
     mean_text,
+    remarks_on,
     training_records,
 )
 
@@ -214,7 +215,7 @@ class RecordedStrategy(Strategy):
         record, *rows = training_records(outcome, config, current, phase, seconds)
         self.directory.append([record, *rows])
         self._record_failures(f"round-{current:06d}", f"round {current}")
-        self._warn_of_dead_hypernetworks(current)
+        self._warn(f"round {current}")
         while self.inner.remarks:
             self.announce(f"round {current}: warning: {self.inner.remarks.pop(0)}")
         mean = mean_text(record, "personalized", asked(outcome, config, current), self._task)
@@ -243,13 +244,9 @@ class RecordedStrategy(Strategy):
         for failure in failures:
             self.announce(f"{phase}: client {failure.client} is left out: {failure.reason}")
 
-    def _warn_of_dead_hypernetworks(self, current: int) -> None:
-        results = self.inner.outcome.results
-        if dead := [result.client for result in results if result.metrics.get("hidden-active-units") == 0]:
-            self.announce(
-                f"round {current}: warning: no hidden unit of the hypernetwork is active for the clients {dead}, which "
-                f"get the head bias as their extractor; hyperfl.initialisation=hyperfan-bias avoids this"
-            )
+    def _warn(self, phase: str) -> None:
+        for line in remarks_on(self.inner.outcome, self._task):
+            self.announce(f"{phase}: warning: {line}")
 
     def _warn_of_unknown_validation(self, current: int) -> None:
         config, outcome = self.inner.context.config, self.inner.outcome
@@ -268,6 +265,7 @@ class RecordedStrategy(Strategy):
         self.directory.append(records)
         if config.keep == "best":
             self.directory.append(kept_records(outcome, num_rounds, population if is_drawn else None))
+        self._warn("evaluation")
         if is_drawn:
             self.announce(
                 f"evaluation: {mean_text(records[0], 'aggregate', config.num_evaluated(population), self._task)}"

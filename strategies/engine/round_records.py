@@ -1,7 +1,7 @@
 """Numbers of a round by their names in metrics.jsonl."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hyperfl_flwr.config.run_config import RunConfig
@@ -20,6 +20,13 @@ OF_THE_SERVER = frozenset(
     }
 )  # fmt: skip
 """Names in metrics.jsonl of the server's own numbers, but for `seconds`, which a client reports of its own, too."""
+
+_MODELS = {
+    "aggregate": "the received model",
+    "personalized": "the model after local training",
+    "kept": "the best model",
+}
+"""The kinds of models that clients evaluate, for people."""
 
 ERROR, DEVIATION = "_sem", "_std"
 """Ends of the names of a mean's standard error, and of the standard deviation over the clients."""
@@ -91,6 +98,20 @@ def _deviations(outcome: Outcome) -> Mapping[str, tuple[float, int]]:
             if name.endswith(MAIN_SCORES):  # a loss may be infinite
                 found.setdefault(name, []).append(value)
     return {name: (statistics.pstdev(values), len(values)) for name, values in found.items()}
+
+
+def remarks_on(outcome: Outcome, task: Task) -> Iterator[str]:
+    """Yield warnings about what single clients have reported, of which nothing is known with secure sums."""
+    if dead := [result.client for result in outcome.results if result.metrics.get("hidden-active-units") == 0]:
+        yield (
+            f"no hidden unit of the hypernetwork is active for the clients {dead}, which get the head bias as their "
+            f"extractor; hyperfl.initialisation=hyperfan-bias avoids this"
+        )
+    for kind, model in _MODELS.items():
+        # A report has no number that is not defined: here the loss, beside a score.
+        score, loss = f"{kind}-{task.score}", f"{kind}-loss"
+        if broken := [each.client for each in outcome.results if score in each.metrics and loss not in each.metrics]:
+            yield f"outputs of {model} are not numbers for the clients {broken}; they count as wrong predictions"
 
 
 def mean_text(record: Record, kind: str, asked: int, task: Task) -> str:

@@ -26,8 +26,10 @@ from hyperfl_flwr.launch.contract.folders import last_checkpoint, private_arrays
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.models.targets import build_target
+from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import group_of
 from hyperfl_flwr.runs.run_directory import read_manifest
+from strategies.fedavg import FedAvg
 
 TINY = {"target": "resnet18", "num-clients": 2, "num-rounds": 1, "data.train-samples": 20, "data.test-samples": 10}
 OWN = "own_networks:with_batchnorm"
@@ -82,6 +84,24 @@ def test_a_step_of_the_server_beyond_the_mean_is_of_parameters_alone(
         np.testing.assert_array_equal(beyond[key], mean)
     assert min((1 + 20 * (mean - 1)).min() for key, mean in means.items() if key.endswith("running_var")) < 0
     assert any((beyond[key] != plain[key]).any() for key in plain if key.startswith("model/") and key not in means)
+
+
+def test_a_model_of_which_the_outputs_are_not_numbers_has_no_accuracy(
+    federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Variances below 0 show in evaluations alone, since training normalises by batches; a warning says so."""
+
+    def negative(_: FedAvg, means: SharedArrays) -> SharedArrays:
+        return {key: -np.abs(value) - 1 if key.endswith("running_var") else value for key, value in means.items()}
+
+    monkeypatch.setattr(FedAvg, "advance", negative)
+    run = federate("fedavg", **TINY | {"target": OWN, "num-rounds": 2})
+    summary, log = json.loads((run / "summary.json").read_text()), (run / "server.log").read_text()
+    assert summary["test_accuracy_aggregate_per_client"] == [0, 0]
+    for phase in ("round 2", "evaluation"):
+        text = f"{phase}: warning: outputs of the received model are not numbers for the clients [0, 1]; they count"
+        assert text in log
+    assert "round 1: warning" not in log
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if client_of(name).is_generated])

@@ -8,6 +8,7 @@ import torch
 from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 from torchmetrics.functional.classification import multiclass_auroc, multiclass_confusion_matrix, multiclass_recall
 
+from hyperfl_flwr.core.tasks import class_name
 from hyperfl_flwr.metrics.classification import ClassScores
 from hyperfl_flwr.metrics.evaluation import evaluate
 from hyperfl_flwr.metrics.intervals import of_mean, of_share
@@ -106,6 +107,17 @@ def test_a_diverged_model_has_no_auc() -> None:
     found = evaluate(lambda images: images.flatten(1), logits[:, :, None, None], torch.tensor([0, 1, 2, 0]))
     assert math.isnan(found.auc)
     assert found.total == 4
+
+
+def test_outputs_that_are_not_numbers_are_wrong() -> None:
+    """Where any logit is NaN there is no class, not the first one; an infinite distance to a class is a number."""
+    nan, inf = math.nan, math.inf
+    logits = torch.tensor([[nan, nan], [5.0, nan], [1.0, -inf], [0.0, 1.0]])
+    found = evaluate(lambda images: images.flatten(1), logits[:, :, None, None], torch.tensor([0, 0, 0, 1]))
+    assert found.confusion.tolist() == [[0, -1, 2], [0, 0, 1], [1, 1, 1]]
+    assert (found.accuracy, found.balanced_accuracy) == (0.5, pytest.approx(2 / 3))
+    assert found.macro_f1 == pytest.approx((2 / 4 + 1) / 2)
+    assert [class_name(number, ("a", "b")) for number in found.predicted] == ["no class", "no class", "a", "b"]
 
 
 def test_nothing_has_no_numbers() -> None:

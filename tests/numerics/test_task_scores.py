@@ -94,6 +94,14 @@ def test_a_label_that_all_samples_have_leaves_the_others() -> None:
     assert math.isnan(found.specificities[2])
 
 
+def test_labels_of_which_the_outputs_are_not_numbers_are_wrong() -> None:
+    """Those that a sample does not have, too."""
+    found = evaluate(lambda batch: batch, torch.full((4, 2), math.nan), LABELS[:4, :2])
+    assert isinstance(found, LabelScores)
+    assert found.accuracy == 0
+    assert set(found.specificities[~np.isnan(found.specificities)]) == {0}
+
+
 def test_number_scores_are_those_of_scikit_learn() -> None:
     found = of_numbers()
     truth, predicted = NUMBERS.numpy(), found.predicted

@@ -94,6 +94,14 @@ def test_the_page_has_what_stays_on_the_node(states: tuple[Path, Path], call: Ca
     assert "never leave the node: classifier, embedding" in " ".join(text.split())
 
 
+def test_a_sample_without_a_predicted_class_is_of_no_class() -> None:
+    """It counts as wrong, and is no row or column of the confusion table."""
+    kept = Evaluations(client=0, experiment="e", method="m", dataset="d", classes=("a", "b"))
+    part = ClientPart.of(kept.added(evaluation(1), [[0, -1, 3], [0, 0, 1], [1, 0, 2]]))
+    assert part.outputs == [("a", "4", "25.00 %", "no class (3)"), ("b", "2", "0.00 %", "a (2)")]
+    assert part.confusion_headers == ["true class", "a", "b"]
+
+
 def test_single_classes_are_in_no_message(states: tuple[Path, Path]) -> None:
     """Each client sends its scores, the share of its most common class, and its number of test samples."""
     run, _ = states
