@@ -37,6 +37,9 @@ class FedAKDClient(BaseClient):
     shared: ClassVar[Mapping[str, Reduction]] = {"knowledge": Reduction.MEAN}
     private: ClassVar[tuple[str, ...]] = ("model",)
     has_noisy_steps: ClassVar[bool] = True
+    unclippable: ClassVar[str] = (
+        "its clients send weighted logits and their weights as one vector, and clipping it would change their quotient"
+    )
 
     @classmethod
     def public_data(cls, config: RunConfig) -> str:

@@ -29,7 +29,9 @@ class FedDynClient(FedAvgClient):
     private: ClassVar[tuple[str, ...]] = ("own-correction",)
     has_noisy_steps: ClassVar[bool] = False
     keeps_upload: ClassVar[bool] = True
-    may_clip: ClassVar[bool] = False
+    unclippable: ClassVar[str] = (
+        "server and client must add the same upload to their states, so that it may be neither clipped nor noised"
+    )
 
     @classmethod
     def local_steps(cls, config: RunConfig) -> LocalSteps:

@@ -30,7 +30,9 @@ class ScaffoldClient(FedAvgClient):
     private: ClassVar[tuple[str, ...]] = ("own-control",)
     has_noisy_steps: ClassVar[bool] = False
     keeps_upload: ClassVar[bool] = True
-    may_clip: ClassVar[bool] = False
+    unclippable: ClassVar[str] = (
+        "server and client must add the same upload to their states, so that it may be neither clipped nor noised"
+    )
 
     def build_groups(self) -> dict[str, nn.Module]:
         """Return the target network and the two control variates."""

@@ -21,14 +21,14 @@ class ProtectedUpload:
         shared: Names of the shared groups, and the reduction of each on the server.
         keeps_upload: Whether the client keeps a part of its upload, which must be what the server has received: nothing
             of it may be cut off in a secure sum.
-        may_clip: Whether an upload may differ from what the client has computed (`privacy.clip-norm`). False if the
-            client keeps a part of what it has computed.
+        unclippable: Why an upload may not differ from what the client has computed (`privacy.clip-norm`); empty if it
+            may.
     """
 
     context: ClientContext
     shared: ClassVar[Mapping[str, Reduction]] = {}
     keeps_upload: ClassVar[bool] = False
-    may_clip: ClassVar[bool] = True
+    unclippable: ClassVar[str] = ""
 
     @classmethod
     def reductions(cls, config: RunConfig) -> Mapping[str, Reduction]:

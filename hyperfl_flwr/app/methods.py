@@ -144,14 +144,12 @@ def check_privacy(config: RunConfig, input_shape: tuple[int, ...], num_classes: 
 
 
 def _check_clipping(config: RunConfig) -> None:
-    """Refuse to clip uploads of which the clients keep a part."""
-    if config.privacy.clip_norm and not client_of(config.method).may_clip:
-        able = ", ".join(name for name in METHODS if client_of(name).shared and client_of(name).may_clip)
-        raise ConfigError(
-            f"privacy.clip-norm must be 0 with {config.method}, got {config.privacy.clip_norm:g}: server and client "
-            f"must add the same upload to their states, so that it may be neither clipped nor noised; take one of "
-            f"{able}"
-        )
+    """Refuse clipping, and the noise that needs it, where an upload must be what the client has computed."""
+    privacy, reason = config.privacy, client_of(config.method).unclippable
+    if reason and (privacy.clip_norm or privacy.protects_clients):
+        able = ", ".join(name for name in METHODS if client_of(name).shared and not client_of(name).unclippable)
+        found = f"clip-norm = {privacy.clip_norm:g}" if privacy.clip_norm else "unit = client"
+        raise ConfigError(f"privacy.{found} must not be set with {config.method}: {reason}; take one of {able}")
 
 
 def _check_noisy_steps(config: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> None:
@@ -266,7 +264,7 @@ def _is_mean(config: RunConfig) -> bool:
         return False
     client_class = client_of(config.method)
     found = set(client_class.reductions(config).values()) - {Reduction.DOWN}
-    return client_class.may_clip and found == {Reduction.MEAN}
+    return not client_class.unclippable and found == {Reduction.MEAN}
 
 
 def _is_summed(config: RunConfig) -> bool:

@@ -62,7 +62,7 @@ def _reason(config: RunConfig, client: type[BaseClient]) -> str:
         return f"the server uses each client's {', '.join(alone)} by itself, where no rule keeps a lying one out"
     if summed := [name for name, each in groups.items() if each is Reduction.SUM]:
         return f"its {', '.join(summed)} are summed over the clients, and absent ones count as zero"
-    if not client.may_clip:
+    if client.keeps_upload:
         return "server and client must add the same upload to their states, so that no other may take its place"
     if config.weight_epsilon:
         return "its clients randomise each number that they send, which only a mean evens out"

@@ -100,14 +100,15 @@ def test_a_client_beyond_the_range_of_a_secure_sum_fails(method: str, federate: 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"privacy.clip-norm": 1.0}, r"privacy\.clip-norm must be 0 with {}, got 1: .*; take one of .*fedavg, "),
+        ({"privacy.clip-norm": 1.0}, r"privacy\.clip-norm = 1 must not be set with {}: .*; take one of .*fedavg, "),
+        ({"privacy.unit": "client"}, r"privacy\.unit = client must not be set with {}: server and client must add"),
         (
             {"privacy.unit": "client", "privacy.clip-norm": 1.0, "privacy.noise-multiplier": 1.0},
-            r"privacy\.clip-norm must be 0 with {}",
+            r"privacy\.clip-norm = 1 must not be set with {}",
         ),
         ({"dp.epsilon": 8.0}, r"dp\.epsilon must be 0 with {}"),
     ],
-    ids=["clip", "client", "record"],
+    ids=["clip", "unit", "client", "record"],
 )
 def test_noise_and_clipping_are_refused(
     method: str, changes: Settings, problem: str, federate: Federate, tmp_path: Path

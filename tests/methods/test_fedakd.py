@@ -192,9 +192,15 @@ def test_a_deployed_node_tells_the_server_why(tmp_path: Path) -> None:
     assert "npz:/data/own.npz, are files of this node or its own data set" in properties["problem"]
 
 
-def test_clipped_knowledge_of_whole_clients(federate: Federate) -> None:
-    """With privacy.unit = client the noisy mean is recorded and sent, and the run goes on."""
-    noise: dict[str, Any] = {"privacy.unit": "client", "privacy.noise": "server", "privacy.noise-multiplier": 1e-3}
-    run = federate("fedakd", num_clients=3, num_rounds=2, target="mlp", **noise, **{"privacy.clip-norm": 0.5})
-    assert len((run / "privacy.jsonl").read_text().splitlines()) == 2
-    assert all(np.isfinite(value).all() for value in last_checkpoint(run)[0].values())
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"privacy.clip-norm": 50.0}, "privacy.clip-norm = 50"),
+        ({"privacy.unit": "client", "privacy.clip-norm": 0.5, "privacy.noise-multiplier": 1e-3}, "privacy.clip-norm"),
+        ({"privacy.unit": "client"}, "privacy.unit = client"),
+    ],
+)
+def test_weighted_logits_are_not_clipped(changes: dict[str, Any], found: str, federate: Federate) -> None:
+    """A clipped vector is a mixture with the one that was received, so that the quotient is that of neither."""
+    with pytest.raises(ConfigError, match=rf"{found}.* must not be set with fedakd: its clients send weighted logits"):
+        federate("fedakd", num_clients=3, target="mlp", **changes)
