@@ -237,6 +237,12 @@ class HyperFLClient(HeadClient):
         super().load_group(group, tensors)
         self._theta = None
 
+    def undo(self, received: SharedArrays, version: int) -> None:
+        """Replace the groups by what they were before training, see `BaseClient.undo`; `last` by their theta."""
+        super().undo(received, version)
+        if "last" in self.kept_groups(self.context.config):
+            self.last.theta = self._generated()
+
     def predictor(self) -> Predict:
         """Return the target network with theta generated once, not for every batch."""
         return self._model(self._generated()).fixed()

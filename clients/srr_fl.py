@@ -15,7 +15,6 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.methods.srr_fl import SRRFLConfig
 from hyperfl_flwr.privacy.release import RANDOMISED, Release
 from hyperfl_flwr.privacy.staircase import Staircase
-from hyperfl_flwr.protocol.arrays import diverged, not_finite
 from hyperfl_flwr.protocol.messages import Reduction
 
 
@@ -26,14 +25,8 @@ class SRRFLClient(FedAvgClient):
     has_noisy_steps: ClassVar[bool] = False
 
     def reply(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return the randomised arrays, see `Staircase.randomise`.
-
-        Raises:
-            FloatingPointError: If a weight is not finite: a client that has diverged is to fail, not to send noise.
-        """
-        mechanism, named = staircase_of(self.context.config), dict(zip(self.keys(), trained, strict=True))
-        if key := not_finite(named):
-            raise diverged(key)
+        """Return the randomised arrays, see `Staircase.randomise`."""
+        mechanism = staircase_of(self.context.config)
         return [mechanism.randomise(array) for array in trained]
 
     def release(self) -> Release:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from logging import WARNING
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from clients.engine.reported_metrics import ReportedMetrics
 from clients.engine.stacked_cohort import StackedCohort
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
+from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.flower.numpy_client import NumPyClient
 from hyperfl_flwr.models.groups import groups_of
 from hyperfl_flwr.models.layers.dropout import seed_dropout
@@ -146,7 +148,7 @@ class BaseClient(LocalEvaluation, ReportedMetrics, LocalTraining, ProtectedUploa
 
         Raises:
             ValueError: If the arrays do not fit the client's model.
-            FloatingPointError: If a private parameter is not finite after training.
+            FloatingPointError: If a private parameter is not finite after training, unless the client `must_finish`.
             StateError: If the private state cannot be read.
             RefusalError: If the owner's privacy budget does not allow the upload, or a check the received model.
         """
@@ -199,6 +201,8 @@ class BaseClient(LocalEvaluation, ReportedMetrics, LocalTraining, ProtectedUploa
         metrics: dict[str, Scalar] = {**begun.metrics, **trained}
         self.check_release(begun.release, metrics)
         metrics |= self.spent_steps(begun.release)
+        if self.must_finish:
+            self._undo_if_diverged(begun)
         scores, scored = self.scored("personalized", self.round)
         metrics |= scored
         if context.config.keep == "best":
@@ -206,7 +210,7 @@ class BaseClient(LocalEvaluation, ReportedMetrics, LocalTraining, ProtectedUploa
         if self.round == context.config.num_rounds:
             metrics |= self.global_score("personalized", self.predictor)
         # The version before must stay: the server may not count this round's reply, or resume from a checkpoint.
-        self._store(self.round, {self.version, begun.kept_version})
+        self._store(self.round, {self.version, begun.kept_version}, must_finish=self.must_finish)
         if context.keeps_model and self.is_network:
             if best := self.best:
                 keep_model(context, best.tensors, best.round, best.test_score)
@@ -221,6 +225,13 @@ class BaseClient(LocalEvaluation, ReportedMetrics, LocalTraining, ProtectedUploa
         reply = self.reply(received, arrays)
         upload = protected_upload(context.config.privacy, received, reply)  # whatever `reply` leaves out
         return upload, len(context.data.train_labels), metrics
+
+    def _undo_if_diverged(self, begun: BegunRound) -> None:
+        """Undo a training that has not ended in finite numbers; only the node's log says so."""
+        if key := self.not_finite():
+            text = f"{key} is not finite after training, so the client stays as before it; lower learning-rate"
+            log(WARNING, "round %d: client %d: %s", self.round, self.context.client, text)
+            self.undo(self._named(begun.received), self.version)
 
     def evaluate(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> tuple[float, int, dict[str, Scalar]]:
         """Evaluate the received parameters with the private ones on the client's test data; see `fit` and `receive`."""

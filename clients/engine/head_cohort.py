@@ -12,6 +12,7 @@ from clients.engine.base import BaseClient
 from clients.engine.cohort_training import MOST_TOGETHER
 from clients.engine.stacked_cohort import step_activations
 from hyperfl_flwr.core.lockstep import run_in_lockstep
+from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.training.factored_sgd import SPARE_UNITS
 from hyperfl_flwr.training.shared_heads import HeadsOnShared, HeadSteps, SharedHeads, finish_alone
 
@@ -83,6 +84,11 @@ class HeadClient(BaseClient):
         if self._heads is None:
             raise ValueError("the steps have not begun; call begin_steps first")
         return self.after_steps(self._heads, loss)
+
+    def undo(self, received: SharedArrays, version: int) -> None:
+        """Replace the groups by what they were before training, see `BaseClient.undo`; H is the received one again."""
+        self._heads = None
+        super().undo(received, version)
 
     def received_tensor(self, key: str, value: NDArray[Any]) -> Tensor:
         """Return a copy of a received array; for H_0 of a cohort the one that all its clients share."""

@@ -104,10 +104,31 @@ class ParameterGroups:
         """Return a received array as a tensor that the client may change: by default a copy."""
         return torch.tensor(value)
 
+    def undo(self, received: SharedArrays, version: int) -> None:
+        """Replace what training has made of the groups by what they were before, for a client that has diverged.
+
+        Args:
+            received: The received arrays.
+            version: Version of the private state that the round has started from.
+        """
+        self._load(received, version)
+
+    def not_finite(self) -> str | None:
+        """Return the key of the first uploaded or private array that is not finite; None if all are finite."""
+        return not_finite({**self._uploads(), **self._private_arrays()})
+
     def uploaded_arrays(self) -> list[Any]:
         """Return the arrays of the uploaded groups: of numpy, or `BlockArray`."""
+        return list(self._uploads().values())
+
+    def _uploads(self) -> dict[str, Any]:
         named = ((f"{group}/{name}", value) for group in self.uploaded_groups() for name, value in self._values(group))
-        return [self.uploaded_array(key, value) for key, value in named]
+        return {key: self.uploaded_array(key, value) for key, value in named}
+
+    def _private_arrays(self) -> SharedArrays:
+        """Return the arrays of the private groups that are stored."""
+        kept = self.kept_groups(self.context.config)
+        return {f"{group}/{name}": to_numpy(value) for group in kept for name, value in self._values(group)}
 
     def _values(self, group: str) -> Iterable[tuple[str, Tensor]]:
         return self.groups[group].state_dict().items()
@@ -130,18 +151,13 @@ class ParameterGroups:
         values = {key.partition("/")[2]: send(tensors[key], self.context.device) for key in received}
         module.load_state_dict(values, assign=True)
 
-    def _store(self, version: int, kept: set[int]) -> None:
-        config = self.context.config
-        if not self.keeps_state(config):
+    def _store(self, version: int, kept: set[int], *, must_finish: bool) -> None:
+        if not self.keeps_state(self.context.config):
             return
-        arrays = {
-            f"{group}/{name}": to_numpy(tensor)
-            for group in self.kept_groups(config)
-            for name, tensor in self.groups[group].state_dict().items()
-        }
+        arrays = self._private_arrays()
         if self.best is not None:
             arrays |= self.best.to_store()
-        if key := not_finite(arrays):
+        if not must_finish and (key := not_finite(arrays)):
             raise diverged(key)
         self.context.state.save(version, arrays)
         self.context.state.forget_before(version, but=kept)

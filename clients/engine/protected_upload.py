@@ -1,13 +1,16 @@
 """Clip a client's upload and add noise to it as `privacy.*` says, and state what it releases about the client."""
 
 from collections.abc import Mapping
+from logging import WARNING
 from typing import Any, ClassVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from clients.engine.context import ClientContext
 from hyperfl_flwr.config.privacy import PrivacyConfig
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.privacy.clip_and_noise import protect
 from hyperfl_flwr.privacy.release import Release
 from hyperfl_flwr.protocol.messages import Reduction
@@ -29,6 +32,16 @@ class ProtectedUpload:
     shared: ClassVar[Mapping[str, Reduction]] = {}
     keeps_upload: ClassVar[bool] = False
     unclippable: ClassVar[str] = ""
+
+    @property
+    def must_finish(self) -> bool:
+        """Whether a client that has diverged finishes its round without a change, and does not fail.
+
+        Where an ε is stated for its whole upload, a failure would leave the node without noise: a server could craft a
+        model that overflows only if a certain record is there.
+        """
+        config = self.context.config
+        return config.privacy.protects_clients or config.weight_epsilon > 0
 
     @classmethod
     def reductions(cls, config: RunConfig) -> Mapping[str, Reduction]:
@@ -61,14 +74,25 @@ def protected_upload(
     """Return the arrays that are sent instead of a client's reply, so that no method can leave out clipping or noise.
 
     With `privacy.unit = client` the change from the received arrays is clipped, and with `privacy.noise = local` gets
-    noise; otherwise the reply is returned unchanged.
+    noise; one that is not finite is replaced by no change, see `ProtectedUpload.must_finish`. Otherwise the reply is
+    returned unchanged.
 
     Args:
         privacy: The settings.
         received: The arrays that the client received.
         reply: The arrays of its reply.
     """
-    return _protected(privacy, received, reply) if privacy.protects_clients else reply
+    if not privacy.protects_clients:
+        return reply
+    if not _is_finite_change(received, reply):
+        log(WARNING, "the change of a client is not finite; its upload has no change but that of the noise")
+        reply = received
+    return _protected(privacy, received, reply)
+
+
+def _is_finite_change(received: list[NDArray[Any]], reply: list[NDArray[Any]]) -> bool:
+    pairs = zip(received, reply, strict=True)
+    return all(np.isfinite(np.subtract(after, before, dtype=np.float64)).all() for before, after in pairs)
 
 
 def _protected(privacy: PrivacyConfig, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:

@@ -1,19 +1,20 @@
 """Differential privacy of whole clients: how much noise is in what is released, and what is stated about it."""
 
 import json
+import logging
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from federations import small_settings
-from flwr.app import Error, Message, MessageType
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
 from test_secure_runs import dropping
 
-from clients.engine.protected_upload import client_release
+from clients.engine.protected_upload import client_release, protected_upload
 from clients.fedavg import FedAvgClient
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import client_of
@@ -21,14 +22,15 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunFailedError
 from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics
+from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics, private_arrays
 from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.privacy.accounting import client_epsilon
 from hyperfl_flwr.privacy.budget import read_record
 from hyperfl_flwr.privacy.release import Release
 from hyperfl_flwr.protocol.arrays import SharedArrays
-from hyperfl_flwr.protocol.messages import Reduction
+from hyperfl_flwr.protocol.messages import ARRAYS, CLIENTS, CONFIG, Reduction, Report, Request, record_of
 from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.secure_sums.messages import UNMASK
 from hyperfl_flwr.runs.observation import load_observation, observation_path
@@ -151,6 +153,82 @@ def test_every_client_has_the_same_bounded_weight(federate: Federate) -> None:
         assert 0.999 * 0.2 < math.sqrt(sum(squares)) <= 0.2
     for key, value in arrays_of(run).items():
         np.testing.assert_allclose(value, np.mean([upload.reply[key] for upload in uploads], axis=0), atol=1e-6)
+
+
+@pytest.mark.parametrize("changes", [{}, {"keep": "best", "data.validation-fraction": 0.25}])
+@pytest.mark.parametrize("method", ["fedavg", "fedrep", "fedala", "ditto", "hyperfl"])
+def test_a_client_that_diverges_finishes_without_a_change(method: str, changes: Settings, federate: Federate) -> None:
+    """A failure would say, without noise, what training gave; shared and private values are those from before."""
+    settings = CLIPPED | {"num_rounds": 2, "local-epochs": 3} | changes
+    run = federate(method, NODES, **settings | {"learning-rate": 1e14 if method == "hyperfl" else 1e38})
+    still = federate(method, NODES, **settings | {"learning-rate": 1e-30})
+    assert [(row["clients"], row["failed"]) for row in metrics(run) if row["kind"] == "train"] == [(N, [])] * 2
+    found, expected = arrays_of(run), arrays_of(still)
+    for key, value in expected.items():
+        np.testing.assert_allclose(found[key], value, rtol=1e-6, atol=1e-7, err_msg=key)
+    assert all(np.isfinite(value).all() for arrays in private_arrays(run).values() for value in arrays.values())
+
+
+def crafted(shapes: Mapping[str, tuple[int, ...]]) -> SharedArrays:
+    """Return a perceptron whose first unit is active for bright images alone, and overflows in the layers after it."""
+    state = {key: np.zeros(shape, np.float32) for key, shape in shapes.items()}
+    state["model/extractor.fc1.weight"][0], state["model/extractor.fc1.bias"][0] = 1.0, -50.0
+    state["model/extractor.fc2.weight"][0, 0], state["model/classifier.weight"][0, 0] = 1e18, 1e25
+    return state
+
+
+@pytest.mark.parametrize("method", ["fedavg", "srr-fl"])
+def test_whether_a_record_is_there_does_not_decide_about_a_failure(
+    method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server sends a model that overflows in training only if one record is there; the node's log alone says so."""
+    caplog.set_level(logging.WARNING)
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 120, (40, 8, 8)).astype(np.uint8)
+    unit = {} if method == "srr-fl" else CLIPPED | {"privacy.noise-multiplier": 30.0}
+    settings = small_settings(method=method, target="mlp") | unit | {
+        "num_clients": 2, "target": "mlp", "data.train-samples": "auto", "data.test-samples": "auto",
+        "data.classes": ",".join("abcdefghij"), "local-epochs": 1, "batch-size": 100, "learning-rate": 1.0,
+    }  # fmt: skip
+    settings = {key.replace("_", "-"): value for key, value in settings.items()}
+    shapes = {
+        f"model/{key}": tuple(value.shape) for key, value in build_target("mlp", (1, 8, 8), 10).state_dict().items()
+    }
+    request = Request(round=1, experiment="a" * 16, run_directory="", clients=[0], versions=[0], kept_versions=[0])
+    reports, uploads, diverged = [], [], []
+    for record in (images[0], np.full((8, 8), 250, np.uint8)):
+        own = np.concatenate([images[1:], record[np.newaxis]])
+        np.savez(
+            tmp_path / "own.npz",
+            images=own,
+            labels=np.arange(40) % 10,
+            test_images=images,
+            test_labels=np.arange(40) % 10,
+        )
+        node = {"state-dir": str(tmp_path / "state"), "data": f"npz:{tmp_path / 'own.npz'}", "max-epsilon": 500.0}
+        grid = InProcessGrid(app, 2, settings, node if method == "fedavg" else node | {"max-epsilon": 1e9})
+        content = RecordDict({ARRAYS: pack_arrays(crafted(shapes)), CONFIG: request.to_record()})
+        caplog.clear()
+        reply = grid.answer(
+            Message(content, dst_node_id=next(iter(grid.get_node_ids())), message_type=MessageType.TRAIN)
+        )
+        assert not reply.has_error(), reply.error
+        reports.append(Report.from_record(record_of(reply.content, CLIENTS, ConfigRecord)))
+        uploads.append(unpack_arrays(record_of(reply.content, ARRAYS, ArrayRecord)))
+        diverged.append("is not finite after training, so the client stays as before it" in caplog.text)
+    assert [report.failures for report in reports] == [[], []]
+    assert reports[0].results == reports[1].results  # without metrics
+    assert all(np.isfinite(value).all() for upload in uploads for value in upload.values())
+    assert diverged == [False, True]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_reply_that_is_not_finite_is_replaced_by_no_change(value: float) -> None:
+    """A method's own reply may overflow where the trained parameters do not."""
+    privacy = RunConfig.from_flat(small_settings() | {"privacy.unit": "client", "privacy.clip-norm": 1.0}).privacy
+    received, reply = [np.ones(3, np.float32), np.ones(2)], [np.full(3, 0.5, np.float32), np.array([0.5, value])]
+    for before, sent in zip(received, protected_upload(privacy, received, reply), strict=True):
+        np.testing.assert_array_equal(sent, before)
 
 
 @pytest.mark.parametrize("noise", ["local", "sum"])
