@@ -3,16 +3,12 @@
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping
-from typing import Any
 
-import click
 import pytest
-import typer
+from page_commands import options_of
 
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.app.methods import check_run
-from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import with_defaults
@@ -25,17 +21,6 @@ COMMANDS = [shlex.split(line, comments=True)[1:] for line in LINES if line.start
 
 CNN_PARAMETERS = 22_602
 """Number of parameters of the default network for images of the digits."""
-
-
-def options_of(words: list[str]) -> Mapping[str, Any]:
-    """Return the options of a command, as typer reads them; raises click.UsageError if it does not know one."""
-    command: click.Command = typer.main.get_command(cli)
-    context = click.Context(command)
-    while isinstance(command, click.Group):
-        _, found, words = command.resolve_command(context, words)
-        assert found is not None
-        command = found
-    return command.make_context(command.name, list(words)).params
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
