@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperfl_flwr.attacks.scoring import CLEAR_MARGIN, number_recovered, verdict
+from hyperfl_flwr.attacks.scoring import number_recovered, verdict
 from hyperfl_flwr.audit.audit import AttackResult, images_of
 from hyperfl_flwr.audit.pictures import MOST_DECIBELS, PictureRow, draw_rows, picture_rows
 from hyperfl_flwr.audit.record_round import AttackedRound
+from hyperfl_flwr.audit.sentences import sentence
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.plurals import counted
@@ -139,35 +140,6 @@ def _statistics(values: NDArray[np.float64]) -> dict[str, Any]:
         **{name: None if math.isnan(number) else number for name, number in numbers.items()},
         "per_image": [None if math.isnan(value) else float(value) for value in capped],
     }
-
-
-def sentence(document: Mapping[str, Any], name: str) -> str:
-    """Return the verdict on one attack as a sentence."""
-    found, where = document["attacks"][name], document["threat"]
-    if "verdict" not in found:
-        share = found["labels_found"]
-        labels = "" if share is None else f" found {100 * share:.0f} % of the labels"
-        return f"After {where}, {name}{labels or ' looked for no images'}.{_histogram(found)}"
-    ours, mean = found["psnr"]["median"], found["control"]["mean_image"]["psnr"]["median"]
-    control = max(found["control"]["unrelated"]["psnr"]["median"], mean)
-    numbers = (
-        f"median PSNR {ours:.1f} dB, where the better control, which knows nothing of the client, has {control:.1f}"
-    )
-    if found["verdict"] == "recovered nothing":
-        numbers += f" dB; no image is {CLEAR_MARGIN:g} dB ahead of its control. A failed attack is no proof of safety."
-        return f"After {where}, {name} recovered nothing: {numbers}{_histogram(found)}"
-    which = "the private images" if found["verdict"] == "recovered" else "some of the private images"
-    count = f"{found['images_recovered']} of {len(found['psnr']['per_image'])} clearly"
-    if crossed := (found["control"]["next_client"] or {}).get("images_recovered"):
-        count += f", and {crossed} if each client's results are compared with another's images"
-    return f"After {where}, {name} recovered {which} ({count}): {numbers} dB.{_histogram(found)}"
-
-
-def _histogram(found: Mapping[str, Any]) -> str:
-    mean = found.get("label_counts", {}).get("correlation", {}).get("mean")
-    if mean is None:
-        return ""
-    return f" Its estimate of each class's number of samples has a rank correlation of {mean:.2f} with the truth."
 
 
 def table(document: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

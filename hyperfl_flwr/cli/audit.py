@@ -259,7 +259,8 @@ def _refuse_combination(option: str, others: Mapping[str, object]) -> None:
 
 
 def _print_verdicts(target: AttackedRound, findings: Mapping[str, AttackResult]) -> None:
-    from hyperfl_flwr.audit.report import measure, sentence
+    from hyperfl_flwr.audit.report import measure
+    from hyperfl_flwr.audit.sentences import sentence
 
     document = measure(target, findings)
     for name in findings:

@@ -15,7 +15,8 @@ from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import record_round, recorded_round
 from hyperfl_flwr.audit.replaced import REPLACED, SECTIONS, without_replaced
-from hyperfl_flwr.audit.report import sentence, write_audit
+from hyperfl_flwr.audit.report import write_audit
+from hyperfl_flwr.audit.sentences import sentence
 from hyperfl_flwr.audit.target import _attacked, _fresh, make_target
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.run_config import RunConfig
@@ -269,6 +270,24 @@ def test_the_multiplier_that_a_warning_names_gives_none() -> None:
     (named,) = re.findall(r"noise-multiplier to (\S+) at most", text)
     changes["privacy.noise-multiplier"] = float(named)
     assert noise_warnings(RunConfig.from_flat(settings(method="fedavg", **changes)), 1, 22_602) == []
+
+
+@pytest.mark.parametrize(
+    ("roundings", "words"),
+    [([24.0], "In the only upload the gradient"), ([0.1, 24.0], "In 1 of 2 uploads the gradient"), ([0.1], "")],
+)
+def test_a_sentence_says_that_an_upload_below_the_rounding_tested_nothing(roundings: list[float], words: str) -> None:
+    """`rounding` above 1: the gradient is lost in the upload's float32."""
+    statistics = {"median": 8.0, "per_image": [8.0] * len(roundings)}
+    found = {
+        "psnr": statistics,
+        "control": {"mean_image": {"psnr": statistics}, "unrelated": {"psnr": statistics}},
+        "findings": [{"rounding": rounding} for rounding in roundings],
+        "verdict": "recovered nothing",
+    }
+    text = sentence({"attacks": {"head-gradient": found}, "threat": "one step on 1 image"}, "head-gradient")
+    assert ("has tested nothing" in text) == bool(words)
+    assert words in text
 
 
 def test_chosen_attacks_are_those_of_the_method() -> None:

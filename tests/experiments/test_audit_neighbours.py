@@ -12,7 +12,8 @@ from hyperfl_flwr.attacks.dual_difference import read_change
 from hyperfl_flwr.audit.audit import audit
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import record_round, view
-from hyperfl_flwr.audit.report import measure, sentence
+from hyperfl_flwr.audit.report import measure
+from hyperfl_flwr.audit.sentences import sentence
 from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError

@@ -1,0 +1,48 @@
+"""Say in a sentence what an attack on an upload has found, for the command line and the pages of an audit."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hyperfl_flwr.attacks.scoring import CLEAR_MARGIN
+
+
+def sentence(document: Mapping[str, Any], name: str) -> str:
+    """Return the verdict on one attack as a sentence."""
+    found, where = document["attacks"][name], document["threat"]
+    if "verdict" not in found:
+        share = found["labels_found"]
+        labels = "" if share is None else f" found {100 * share:.0f} % of the labels"
+        return f"After {where}, {name}{labels or ' looked for no images'}.{_histogram(found)}"
+    ours, mean = found["psnr"]["median"], found["control"]["mean_image"]["psnr"]["median"]
+    control = max(found["control"]["unrelated"]["psnr"]["median"], mean)
+    numbers = (
+        f"median PSNR {ours:.1f} dB, where the better control, which knows nothing of the client, has {control:.1f}"
+    )
+    if found["verdict"] == "recovered nothing":
+        numbers += f" dB; no image is {CLEAR_MARGIN:g} dB ahead of its control. A failed attack is no proof of safety."
+        return f"After {where}, {name} recovered nothing: {numbers}{_untested(found)}{_histogram(found)}"
+    which = "the private images" if found["verdict"] == "recovered" else "some of the private images"
+    count = f"{found['images_recovered']} of {len(found['psnr']['per_image'])} clearly"
+    if crossed := (found["control"]["next_client"] or {}).get("images_recovered"):
+        count += f", and {crossed} if each client's results are compared with another's images"
+    return f"After {where}, {name} recovered {which} ({count}): {numbers} dB.{_histogram(found)}"
+
+
+def _untested(found: Mapping[str, Any]) -> str:
+    """Return that there was nothing to read in uploads whose gradient is lost in rounding; empty if there is none."""
+    known = [readout["rounding"] for readout in found["findings"] if "rounding" in readout]
+    lost = sum(rounding > 1 for rounding in known)
+    if not lost:
+        return ""
+    which = "the only upload" if len(known) == 1 else f"{lost} of {len(known)} uploads"
+    return (
+        f" In {which} the gradient is below the rounding to float32 (rounding above 1 in audit.json), so that the "
+        f"attack had nothing to read there and has tested nothing."
+    )
+
+
+def _histogram(found: Mapping[str, Any]) -> str:
+    mean = found.get("label_counts", {}).get("correlation", {}).get("mean")
+    if mean is None:
+        return ""
+    return f" Its estimate of each class's number of samples has a rank correlation of {mean:.2f} with the truth."
