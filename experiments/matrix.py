@@ -13,7 +13,7 @@ from typing import Any
 from experiments.records import Records, find_records, read_records, stale_cells
 from experiments.study import Study, load_study
 from experiments.study_axes import Line
-from hyperfl_flwr.audit.shadow_results import BARELY
+from hyperfl_flwr.audit.shadow_results import BARELY, CONTROLS
 
 Summaries = Mapping[str, Mapping[str, Any]]
 """summary.json of a row's runs, by the names of the study's columns."""
@@ -77,10 +77,15 @@ def members(view: str) -> Callable[[Summaries], str]:
         best = strongest_membership(summary, view)
         area, low, high = (summary[f"{view}_{best}_auc{end}"] for end in ("", "_low", "_high"))
         verdict = "not recognised" if low <= GUESSING else "barely" if area < BARELY else "**recognised**"
-        control = summary[f"{view}_control_auc"]
+        control = control_area(summary, view, best)
         return f"{verdict}: {area:.3f} ({low:.3f} to {high:.3f}) [{control:.3f}], {best}"
 
     return text
+
+
+def control_area(summary: Mapping[str, Any], view: str, attack: str) -> float:
+    """Return the area of an attack's control; of the likelihood ratio's in records from before the loss had its own."""
+    return float(summary.get(f"{view}_{CONTROLS[attack]}_auc", summary[f"{view}_{CONTROLS['lira']}_auc"]))
 
 
 def lies(found: Summaries) -> str:

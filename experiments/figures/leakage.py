@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from experiments.figures.results import Summary, new_figure, save_with_numbers, summaries_of
-from experiments.matrix import strongest_membership
+from experiments.matrix import control_area, strongest_membership
 from experiments.runner import StudyManifest
 from experiments.study import Cell, Study
 from hyperfl_flwr.core.errors import RunDirectoryError
@@ -36,7 +36,8 @@ def _decibels(summary: Summary) -> float | None:
 def _area(summary: Summary) -> float | None:
     if "server_control_auc" not in summary:  # the row's server sees nothing that the attack could use
         return None
-    return float(summary[f"server_{strongest_membership(summary, 'server')}_auc"] - summary["server_control_auc"])
+    best = strongest_membership(summary, "server")
+    return float(summary[f"server_{best}_auc"]) - control_area(summary, "server", best)
 
 
 PANELS: Mapping[str, tuple[str, str, Callable[[Summary], float | None]]] = {

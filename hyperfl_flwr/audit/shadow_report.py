@@ -8,6 +8,7 @@ from typing import Any
 from hyperfl_flwr.audit.shadow_membership import MembershipGame, Played
 from hyperfl_flwr.audit.shadow_results import (
     ATTACKS,
+    CONTROLS,
     LEAST_FALSE_POSITIVES,
     RATES,
     area_text,
@@ -28,8 +29,11 @@ from hyperfl_flwr.pages.render import Settings, plain, write_page
 from hyperfl_flwr.runs.plots import save
 from hyperfl_flwr.runs.roc_plot import RocCurve, roc_figure
 
-TITLES = {**{name: title for name, (title, _) in ATTACKS.items()}, "control": "control"}
-"""Titles of the attacks and of the control."""
+TITLES = {
+    **{name: title for name, (title, _) in ATTACKS.items()},
+    **{control: f"control, {ATTACKS[name][0]}" for name, control in CONTROLS.items()},
+}
+"""Titles of the attacks and of their controls."""
 
 
 def write_report(game: MembershipGame, observed: Sequence[Arrays], folder: Path) -> dict[str, Any]:

@@ -112,6 +112,9 @@ ATTACKS: Mapping[str, tuple[str, Callable[[Confidences, Draws, int], Scores]]] =
 """Titles and functions of the attacks: from confidences [M, q, n], draws [M, n] and the attacked federation's number
 to scores [n]."""
 
+CONTROLS: Mapping[str, str] = {"lira": "control", "loss": "loss-control"}
+"""Name of each attack's control: the same attack on samples that nobody trained on."""
+
 
 def outcome(name: str, values: Sequence[Confidences], drawn: Sequence[Draws]) -> Outcome:
     """Attack every federation with all others but its pair as shadows.
@@ -142,7 +145,7 @@ def _scored(name: str, values: Sequence[Confidences], drawn: Sequence[Draws]) ->
 
 
 def attack_all(game: MembershipGame, played: Played) -> dict[str, dict[str, Outcome]]:
-    """Return the scores of each view by attack; `control` is the likelihood ratio on samples that nobody trained on."""
+    """Return the scores of each view by attack, and by the name in `CONTROLS` those of each attack's control."""
     pools, controls = draws_of(played.data, game.config.seed, game.federations)
     found = {}
     for view, values in played.confidences.items():
@@ -150,7 +153,7 @@ def attack_all(game: MembershipGame, played: Played) -> dict[str, dict[str, Outc
         unused = [each[:, :, drawn.shape[1] :] for each, drawn in zip(values, pools, strict=True)]
         found[view] = {
             **{name: outcome(name, own, pools) for name in ATTACKS},
-            "control": outcome("lira", unused, controls),
+            **{control: outcome(name, unused, controls) for name, control in CONTROLS.items()},
         }
     return found
 
@@ -189,8 +192,9 @@ def sentence(document: Mapping[str, Any], view: str) -> str:
     silence = "" if recognised else " A failed attack is no proof of safety."
     return (
         f"{who[0].upper()}{who[1:]}, {verdict}. The likelihood ratio has an AUC of "
-        f"{area_text(found['lira']['auc'])}{rates}; the loss threshold {area_text(found['loss']['auc'])}; the control, "
-        f"on samples that nobody trained on, {area_text(found['control']['auc'])}.{silence}"
+        f"{area_text(found['lira']['auc'])}{rates}; the loss threshold {area_text(found['loss']['auc'])}; their "
+        f"controls, on samples that nobody trained on, {area_text(found[CONTROLS['lira']]['auc'])} and "
+        f"{area_text(found[CONTROLS['loss']]['auc'])}.{silence}"
     )
 
 
