@@ -20,7 +20,7 @@ from clients.fedavg import FedAvgClient
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.device import send
 from hyperfl_flwr.methods.per_fedavg import PerFedAvgConfig
-from hyperfl_flwr.models.layers.batchnorm import preserve_running_statistics
+from hyperfl_flwr.models.layers.batchnorm import has_statistics, preserve_running_statistics
 from hyperfl_flwr.models.losses import loss_of
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.protocol.arrays import SharedArrays
@@ -51,20 +51,27 @@ class PerFedAvgClient(FedAvgClient):
         return super().train(rng)
 
     def objective(self) -> Objective:
-        """Return the loss on B2 after a step on B1; in a batch of one sample, both are that sample."""
+        """Return the loss on B2 after a step on B1; in a batch of one sample, both are that sample.
+
+        With BatchNorm, which may be unable to normalise one sample, the batch takes the place of a half of one sample.
+        """
         settings, model = self.context.config.section(PerFedAvgConfig), self.model
-        parameters = dict(model.named_parameters())
+        parameters, smallest = dict(model.named_parameters()), 2 if has_statistics(model) else 1
 
         def objective(images: Tensor, labels: Tensor) -> tuple[Tensor, None]:
             half = len(labels) // 2
-            first = slice(half or 1)
+            first, second = slice(0, half), slice(half, None)
+            if half < smallest:
+                first = slice(None)
+            if len(labels) - half < smallest:
+                second = slice(None)
 
             def inner(values: Mapping[str, Tensor]) -> Tensor:
                 with preserve_running_statistics(model):  # they are those of B2 at u alone
                     return _loss(model, values, images[first], labels[first])
 
             adapted = stepped(parameters, inner, settings.alpha, first_order=settings.mode == "fo")
-            return _loss(model, adapted, images[half:], labels[half:]), None
+            return _loss(model, adapted, images[second], labels[second]), None
 
         return objective
 

@@ -52,6 +52,13 @@ def with_batchnorm(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     )  # fmt: skip
 
 
+def with_batchnorm1d(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    inputs = int(np.prod(input_shape))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(inputs, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, num_classes)
+    )  # fmt: skip
+
+
 def perceptron(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Return the built-in target `mlp` as a sequence, with the same layers, names and values."""
     inputs = int(np.prod(input_shape))

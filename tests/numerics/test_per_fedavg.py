@@ -147,6 +147,32 @@ def test_running_statistics_are_those_of_the_second_halves(tmp_path):
     np.testing.assert_allclose(found["extractor.network.1.running_mean"], expected.numpy(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_batchnorm_takes_the_batch_for_a_half_of_one_sample(size, tmp_path):
+    """Both halves of two samples, and the first of three; with alpha = 0 it is SGD on what is left as the second."""
+    target, length = "own_networks:with_batchnorm1d", {"batch-size": 30 - size, "local-epochs": 1}
+    upload_after(full_batch_client(PerFedAvgClient, tmp_path, target, **length))  # a step on the first half, too
+    member = full_batch_client(PerFedAvgClient, tmp_path, target, **length, **{"per-fedavg.alpha": 0.0})
+    seen = record_batches(member)
+    found = upload_after(member)
+    model = full_batch_client(FedAvgClient, tmp_path, target).model
+    model.load_state_dict(initial_model(member), assign=True)
+    optimiser = torch.optim.SGD(model.train().parameters(), lr=0.1, momentum=0.5, weight_decay=0.02)
+    assert [len(labels) for _, labels in seen] == [30 - size, size]
+    for (images, labels), begin in zip(seen, [(30 - size) // 2, size - 2], strict=True):
+        optimiser.zero_grad()
+        functional.cross_entropy(model(images[begin:]), labels[begin:]).backward()
+        optimiser.step()
+    for name, value in model.state_dict().items():
+        np.testing.assert_allclose(found[name], value.detach().numpy(), rtol=0, atol=2e-6, err_msg=name)
+
+
+def test_a_last_batch_of_one_sample_is_named(tmp_path):
+    member = full_batch_client(FedAvgClient, tmp_path, "own_networks:with_batchnorm1d", **{"batch-size": 29})
+    with pytest.raises(ValueError, match="n modulo batch-size is 1; take another batch-size, or another data"):
+        upload_after(member)
+
+
 def test_the_personalized_model_is_one_step_from_the_received_one(tmp_path):
     """It takes the mean loss of all training samples, in three parts here; `aggregate` is the received model."""
     changes = {"batch-size": 13, "local-epochs": 1, "per-fedavg.alpha": 0.5}

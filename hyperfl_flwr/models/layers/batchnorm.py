@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 AnyBatchNorm = _BatchNorm
@@ -17,6 +17,16 @@ class _BatchNormWithoutCounter(_BatchNorm):
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True) -> None:
         super().__init__(num_features, eps, momentum, affine)
         self.num_batches_tracked = None
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        """Normalise values [B, C, ...]; raises ValueError in training on one value of each channel, saying why."""
+        if self.training and input.numel() == input.shape[1]:
+            raise ValueError(
+                "BatchNorm cannot train on a batch with one value of each channel: with n training samples the last "
+                "batch of an epoch is a single one if n modulo batch-size is 1; take another batch-size, or another "
+                "data.train-samples"
+            )
+        return super().forward(input)
 
     def _load_from_state_dict(self, *args: Any) -> None:  # noqa: ANN401 - torch's signature
         nn.Module._load_from_state_dict(self, *args)  # noqa: SLF001 - BatchNorm's method would require the counter
