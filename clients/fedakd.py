@@ -94,11 +94,12 @@ class FedAKDClient(BaseClient):
 
     def _held_back(self) -> NDArray[np.int64]:
         """Return the positions of the held-back samples; none if the weight must not depend on the client's data."""
-        size, share = len(self.context.data.train_labels), self._method.held_back
+        data, share = self.context.data, self._method.held_back
+        size = len(data.train_labels)
         if not (share and self._method.samples and size > 1) or self.context.config.dp.epsilon:
             return np.zeros(0, np.int64)
         rng = numpy_generator(self.context.config.seed, "held back", self.context.client)
-        return rng.choice(size, max(1, round(share * size)), replace=False)
+        return rng.choice(size, max(1, data.num_held_back(share)), replace=False)
 
     def _weight(self) -> float:
         """Return the accuracy on the held-back samples; 1 without any."""

@@ -39,10 +39,10 @@ class KNNPerClient(FedAvgClient):
     def __init__(self, context: ClientContext) -> None:
         super().__init__(context)
         data, share = context.data, context.config.section(KNNPerConfig).held_back
-        size = len(data.train_labels)
+        size, number = len(data.train_labels), data.num_held_back(share)
         order = torch.from_numpy(numpy_generator(context.config.seed, "held-back", context.client).permutation(size))
-        held = order[: round(share * size)].sort().values.to(data.train_labels.device)
-        kept = order[round(share * size) :].sort().values.to(data.train_labels.device)
+        held = order[:number].sort().values.to(data.train_labels.device)
+        kept = order[number:].sort().values.to(data.train_labels.device)
         self.held_back = data.train_images[held], data.train_labels[held]
         self._data = data.with_training(kept)
 

@@ -65,6 +65,11 @@ class ClientData:
             and (send(self.validation[0].to(dtype=dtype), where), send(self.validation[1], where)),
         )
 
+    def num_held_back(self, share: float) -> int:
+        """Return how many training samples are to be held back: a share of them, and at most all but one."""
+        size = len(self.train_labels)
+        return max(0, min(size - 1, round(share * size)))
+
     def with_training(self, indices: Tensor) -> "ClientData":
         """Return the same data with some of the training samples, for example without those that are held back.
 

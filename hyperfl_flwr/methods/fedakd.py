@@ -21,8 +21,9 @@ class FedAKDConfig(Section):
     samples: NonNegative = setting(200, "Number of public samples; 0 exchanges nothing, which is `local`.")
     held_back: ShareBelowOne = setting(
         0.1,
-        "Share of a client's training samples, at least one, that are not trained on: the accuracy on them is the "
-        "weight of its logits. 0, and with `dp.epsilon` always: all samples are trained on, and all weights are equal.",
+        "Share of a client's training samples, at least one and at most all but one, that are not trained on: the "
+        "accuracy on them is the weight of its logits. 0, and with `dp.epsilon` always: all samples are trained on, "
+        "and all weights are equal.",
     )
     digest_epochs: Positive = setting(1, "Passes over the public samples that move a client towards the mean logits.")
     digest_learning_rate: PositiveFloat = setting(0.05, "Learning rate of these passes.")

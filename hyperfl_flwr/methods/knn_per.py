@@ -20,8 +20,8 @@ class KNNPerConfig(Section):
     )
     held_back: ShareBelowOne = setting(
         0.0,
-        "Share of a client's training samples that are held back from local training and from the neighbours, and on "
-        "which the client chooses λ from 0, 0.1, ..., 1. 0 takes `knn-per.weight`.",
+        "Share of a client's training samples, at most all but one, that are held back from local training and from "
+        "the neighbours, and on which the client chooses λ from 0, 0.1, ..., 1. 0 takes `knn-per.weight`.",
     )
 
 

@@ -84,6 +84,16 @@ def test_samples_that_are_held_back_do_not_count(settings: Mapping[str, Scalar],
     client(tmp_path, 200, 1, limits(notes, min_samples=100), method="fedavg").require_size()
 
 
+@pytest.mark.parametrize("settings", [{"knn-per.held-back": 0.9}, {"fedakd.held-back": 0.9, "fedakd.samples": 50}])
+def test_one_sample_is_trained_on_whatever_is_held_back(settings: Mapping[str, Scalar], tmp_path: Path) -> None:
+    """Nine tenths of four samples are rounded to all of them."""
+    (method,) = {key.partition(".")[0] for key in settings}
+    member = client(tmp_path, 200, 1, None, method=method, **settings)
+    data = member.context.data.with_training(torch.arange(4))
+    again = client_of(method)(replace(member.context, data=data))
+    assert len(again.training_data().train_labels) == 1
+
+
 def test_the_steps_of_an_encoder_count(tmp_path: Path) -> None:
     least = limits([], min_steps=4)
     few: Mapping[str, Scalar] = {
@@ -107,11 +117,11 @@ def test_an_answer_about_two_samples_is_refused(tmp_path: Path) -> None:
         assert answer(member, classifiers, QuerySpec())[1] in (100, 200)
 
 
-def test_a_client_of_which_all_samples_are_held_back_is_not_excepted(tmp_path: Path) -> None:
+def test_a_client_of_which_nearly_all_samples_are_held_back_is_not_excepted(tmp_path: Path) -> None:
     settings: Mapping[str, Scalar] = {"method": "knn-per", "knn-per.held-back": 0.999, "num-clients": 1}
     member = client(tmp_path, 90, 1, limits([], min_samples=50), **settings)
     member.context = replace(member.context, client=1)
-    with pytest.raises(RefusalError, match="min-samples = 50, but it has 0 training samples"):
+    with pytest.raises(RefusalError, match="min-samples = 50, but it has 1 training samples"):
         member.require_size()
 
 
