@@ -221,7 +221,7 @@ def load_study(name: str) -> Study:
     try:
         text = file.read_text()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read the study {file}: {error}") from None
+        raise ConfigError(f"cannot read the study {file}: {getattr(error, 'strerror', error)}") from None
     return parse_study(text, file)
 
 

@@ -51,13 +51,17 @@ def _describe(name: str, command: click.Command) -> list[str]:
     lines = [_escape(" ".join((command.help or "").split())), "", f"    {usage}"]
     for part in arguments:
         text = getattr(part, "help", "") or ""
-        lines += ["", f"`{part.make_metavar(context)}`", f":   {_escape(text) or 'required'}"]
+        lines += ["", f"`{part.make_metavar(context)}`", f":   {_escape(text)}{_needed(part)}".rstrip()]
     for part in options:
         default = part.get_default(context)
-        shown = f" Default: `{default}`." if default not in (None, "", False, ()) else ""
-        required = " Required." if part.required else ""
-        lines += ["", f"`{_signature(part, context)}`", f":   {_escape(part.help or '')}{required}{shown}"]
+        is_none = default is None or default is False or default in ("", ())
+        shown = "" if is_none else f" Default: `{default}`."
+        lines += ["", f"`{_signature(part, context)}`", f":   {_escape(part.help or '')}{_needed(part)}{shown}"]
     return lines
+
+
+def _needed(part: click.Parameter) -> str:
+    return " Required." if part.required else ""
 
 
 def _signature(option: click.Option, context: click.Context) -> str:

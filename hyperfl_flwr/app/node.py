@@ -187,7 +187,7 @@ class NodeApp:
             noise=config.privacy.sum_noise,
             local_noise=config.privacy.local_std,
             colluding=config.secagg.colluding_of(self.num_nodes),
-            cuts_off=not client_class.keeps_upload,
+            cuts_off=not (client_class.keeps_upload or client_class.unclippable),
             metric_names=metric_names,
         )
         node = secure_node(self.node, self.num_nodes)

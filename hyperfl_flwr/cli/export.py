@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.console import err, out
 
@@ -196,10 +196,23 @@ def model_of(
     chosen: State | None = None if state is None else "personalized" if state == "personalized" else "aggregate"
     if (source / "manifest.json").is_file() or not source.is_dir():
         return model_of_run(source, client, chosen, changes_of(data_root))
+    source = _states_of(source)
     if client is None:
+        if not any(source.glob("**/client-*/model.npz")):
+            raise RunDirectoryError(
+                f"{source} must be a run's folder, which has a manifest.json, or a node's state-dir with models of its "
+                f"clients (keep-model); it is neither"
+            )
         raise ConfigError("--client is required with a node's state-dir; give the number of one of its clients")
     if chosen == "aggregate":
         raise ConfigError(
             "--state must be personalized on a node: a node stores only its clients' models after local training"
         )
     return model_of_node(source, client, experiment)
+
+
+def _states_of(folder: Path) -> Path:
+    """Return the state-dir of a node: the one that the `node.toml` in a folder names, else the folder itself."""
+    from hyperfl_flwr.deploy.node_settings import FILE, read_settings
+
+    return Path(read_settings(folder).state_dir) if (folder / FILE).is_file() else folder

@@ -131,6 +131,8 @@ def run(
     from hyperfl_flwr.api.train import run as train
     from hyperfl_flwr.launch.progress import ShownProgress
 
+    if quiet and verbose:
+        raise ConfigError("--quiet prints the run's folder only, and --verbose all logs; give one of them")
     changes: dict[str, Scalar] = {} if config is None else _read_settings(config)
     changes |= dict(parse_setting(text) for text in set_ or ())
     changes = changed_settings(
@@ -275,10 +277,11 @@ def _print_estimate(changes: dict[str, Scalar], num_nodes: int | None, engine: s
     down, up = cost.bytes_down_per_client_round, cost.bytes_up_per_client_round
     table.add_row("a client's payload per round", f"{down / 1e6:.2f} MB down, {up / 1e6:.2f} MB up")
     table.add_row("on the wire per round", f"{cost.bytes_on_wire_per_round / 1e6:.2f} MB")
-    table.add_row("disk", f"{cost.disk_bytes / 1e6:.0f} MB")
+    table.add_row("disk", f"{max(cost.disk_bytes / 1e6, 1):.0f} MB")
     table.add_row("memory", f"{cost.memory_bytes / 1e6:.0f} MB")
     table.add_row("one client's round", f"{cost.client_seconds:.1f} s (measured for one epoch and for two)")
-    table.add_row(f"time for {planned.num_rounds} rounds", f"about {cost.seconds / 60:.1f} minutes")
+    time = f"{cost.seconds:.0f} seconds" if cost.seconds < 120 else f"{cost.seconds / 60:.1f} minutes"
+    table.add_row(f"time for {counted(planned.num_rounds, 'round')}", f"about {time}")
     out.print(table)
     out.print(cost.resolution, markup=False)
 

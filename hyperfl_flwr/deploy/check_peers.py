@@ -67,7 +67,11 @@ def _crowd(peers: Peers, node: "NodeConfig") -> Finding:
     except ConfigError:
         text = f"{len(peers)} nodes are too few for {wanted}, so this node refuses every secure sum"
         if not node.secure_sum_only:
-            return ok("secure sums", text)
+            return warning(
+                "secure sums",
+                text,
+                f"add nodes, or lower them in {FILE} at every node, if runs are to have secure sums",
+            )
         return error("secure sums", f"{text}; with secure-sum-only it refuses every run", f"lower them in {FILE}")
     return ok("secure sums", f"possible with {wanted}, if {threshold} of {len(peers)} nodes answer")
 

@@ -146,7 +146,7 @@ class Status:
         if not self.runs:
             yield "runs: none yet"
         for run in self.runs:
-            yield f"run {run.folder or run.run_id}: {run.status}"
+            yield f"run {run.folder or run.run_id}: {run.status.removeprefix('finished:')}"
             if run.num_rounds:
                 yield f"  {run.text()}"
             if 0 < run.num_nodes < len(self.nodes):

@@ -140,6 +140,14 @@ def follow(superlink: SuperLink, run_id: int, planned: Plan, observer: RunCallba
     return directory
 
 
+def _continues(directory: Path) -> str:
+    """Say where a run goes on that is resumed."""
+    last = max((file.stem for file in (directory / "checkpoints").glob("round-*.npz")), default=None)
+    if last is not None:
+        return f"a resumed run goes on after round {int(last.removeprefix('round-'))}, that of its last checkpoint"
+    return "there is no checkpoint yet (checkpoint-every): a resumed run begins again at round 1"
+
+
 @contextlib.contextmanager
 def with_resume_hint(planned: Plan, observer: RunCallbacks, words: str = "") -> Iterator[None]:
     """Add the command that resumes the run to a failure, and show it when the user interrupts.
@@ -159,11 +167,12 @@ def with_resume_hint(planned: Plan, observer: RunCallbacks, words: str = "") -> 
         yield
     except KeyboardInterrupt:
         if (directory / "manifest.json").is_file():
+            observer.on_note(_continues(directory))
             observer.on_note(hint)
         raise
     except RunFailedError as error:
         problem = str(error).replace(hint, "").replace(plain, "").rstrip()
-        parts = [problem, hint] if (directory / "manifest.json").is_file() else [problem]
+        parts = [problem, _continues(directory), hint] if (directory / "manifest.json").is_file() else [problem]
         raise RunFailedError("\n".join(parts)) from None
 
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.toml_files import settings_text
@@ -33,6 +34,11 @@ def simulation(num_nodes: int | None = None, engine: str = AUTO, ray_address: st
         engine: As there.
         ray_address: HOST:PORT of a running Ray cluster; None for this machine.
     """
+    if ray_address is not None and engine == IN_PROCESS:
+        raise ConfigError(
+            f"the engine must be ray or auto with a Ray cluster (--ray-address), got {IN_PROCESS}; leave out one of "
+            f"them"
+        )
 
     @contextmanager
     def ready(changes: Mapping[str, Scalar]) -> Iterator[ReadyRun]:

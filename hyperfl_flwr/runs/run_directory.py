@@ -25,6 +25,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -150,9 +151,10 @@ def refuse_used_directory(path: Path) -> None:
     if not there.is_dir():
         raise RunDirectoryError(f"cannot create the output directory {path}: {there} is a file; choose another one")
     if path.is_dir() and any(path.iterdir()):
+        is_run = (path / "manifest.json").is_file()
+        hint = f"; to continue the run that is in it: hyperfl run --resume {shlex.quote(str(path))}" if is_run else ""
         raise RunDirectoryError(
-            f"the output directory {path} exists and is not empty; choose another one with --output, or, to continue "
-            f"a run that is in it, give --resume {path}"
+            f"the output directory {path} exists and is not empty; choose one that does not exist yet{hint}"
         )
     try:
         # Try it: on some file systems the permission bits do not show that they are read-only.

@@ -158,7 +158,23 @@ def test_an_output_directory_that_is_in_use(call: Call, tmp_path: Path) -> None:
     (tmp_path / "something").write_text("mine")
     code, _, err = call("run", "--output", tmp_path)
     assert code == 2
-    assert f"{tmp_path} exists and is not empty" in err
+    assert f"{tmp_path} exists and is not empty; choose one that does not exist yet" in err
+    assert "--resume" not in err
+    (tmp_path / "manifest.json").write_text("{}")
+    assert f"hyperfl run --resume {tmp_path}" in call("run", "--output", tmp_path)[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--quiet", "--verbose"), "--quiet prints the run's folder only, and --verbose all logs; give one of them"),
+        (("--engine", "in-process", "--ray-address", "a:1"), "the engine must be ray or auto with a Ray cluster"),
+    ],
+)
+def test_options_that_contradict_each_other(words: tuple[str, ...], problem: str, call: Call) -> None:
+    code, _, err = call("run", *words)
+    assert code == 2
+    assert problem in err
 
 
 def test_a_torchvision_set_that_is_nowhere(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

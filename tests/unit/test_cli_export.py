@@ -51,6 +51,12 @@ def test_what_is_printed_and_written(run: Path, call: Call) -> None:
     assert (Path("mine") / "use_round-2.py").is_file()
 
 
+def test_a_folder_that_is_no_run_and_of_no_node(tmp_path: Path, call: Call) -> None:
+    code, _, err = call("export", tmp_path, "-o", "x.safetensors")
+    assert code == 2
+    assert f"{tmp_path} must be a run's folder, which has a manifest.json, or a node's state-dir" in err
+
+
 def test_an_owner_predicts_with_what_the_node_keeps(federate: Federate, tmp_path: Path, call: Call) -> None:
     """`hyperfl predict` uses the model in a node's state folder without an export; its accuracy is the recorded one."""
     states = tmp_path / "states"
@@ -80,7 +86,12 @@ def test_a_node_keeps_its_clients_models(method: str, federate: Federate, tmp_pa
         path = states / read_manifest(run)["experiment"] / f"client-{client:05d}" / "model.npz"
         assert path.stat().st_mode & 0o777 == 0o600
         assert path.parent.stat().st_mode & 0o777 == 0o700
-        code, out, err = call("export", states, "--client", client, "-o", f"{client}/model.safetensors")
+        node = tmp_path / "node"
+        node.mkdir(exist_ok=True)
+        (node / "node.toml").write_text(f'state-dir = "{states}"')
+        code, out, err = call(
+            "export", (states, node)[client % 2], "--client", client, "-o", f"{client}/model.safetensors"
+        )
         assert code == 0, err
         assert f"client {client}'s model of {method}, after its local training in round 2" in out
         facts = json.loads(Path(f"{client}/model.json").read_text())
@@ -187,12 +198,12 @@ def test_bad_places(run: Path, call: Call) -> None:
 
 def test_a_nodes_folder_has_own_models_only(call: Call, tmp_path: Path) -> None:
     (states := tmp_path / "states").mkdir()
-    code, _, err = call("export", states, "-o", "a.safetensors")
-    assert (code, "--client is required with a node's state-dir" in err) == (2, True)
     code, _, err = call("export", states, "--client", "1", "--state", "aggregate", "-o", "a.safetensors")
     assert (code, "--state must be personalized on a node" in err) == (2, True)
     (folder := states / "e" / "client-00001").mkdir(parents=True)
     (folder / "model.npz").write_bytes(b"torn")
+    code, _, err = call("export", states, "-o", "a.safetensors")
+    assert (code, "--client is required with a node's state-dir" in err) == (2, True)
     code, _, err = call("export", states, "--client", "1", "-o", "a.safetensors")
     assert (code, "model.npz is damaged" in err) == (2, True)
 

@@ -56,7 +56,7 @@ def test_values_arrive_where_they_are_read() -> None:
     assert (data.num_clients, data.seed, data.partition) == (7, 6, "iid")
     assert data.novel_clients == config.novel.clients
     for field in dataclasses.fields(data):
-        if field.name in ("keeps_test", "novel_clients", "sample_format"):
+        if field.name in ("keeps_test", "novel_clients", "sample_format", "distinct"):
             continue
         owner = config if hasattr(config, field.name) and field.name != "seed" else config.data
         assert getattr(data, field.name) == getattr(owner, field.name)

@@ -157,6 +157,9 @@ def test_the_page_of_commands_has_every_option(generator: ModuleType) -> None:
     for command in ("run", "study", "audit", "deploy init", "export", "predict"):
         assert f"\n## hyperfl {command}\n" in text
     assert "`--num-rounds INTEGER`\n:   Number of federated rounds.\n" in text
+    assert "`FOLDER`\n:   Folder of the run, or on a node the node's folder or state-dir. Required.\n" in text
+    assert "`[RUN_DIRECTORY]`\n:   Folder of a run whose settings are taken; it is not changed.\n" in text
+    assert not re.search(r"^:   *(Required\.)?$", text, flags=re.MULTILINE)  # each argument and option is explained
 
 
 def anchors_of(page: Path) -> set[str]:
