@@ -97,6 +97,11 @@ class PerFedAvgClient(FedAvgClient):
                 parameter.sub_(direction, alpha=alpha)
         return adapted
 
+    def undo(self, received: SharedArrays, version: int) -> None:
+        """Replace both models by the received one, see `BaseClient.undo`."""
+        self.adapted = None
+        super().undo(received, version)
+
     def predictor(self) -> Predict:
         """Return the adapted model; before local training, the received one."""
         return self.adapted or self.model

@@ -15,6 +15,7 @@ from clients.fedavg import FedAvgClient
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.methods.pfedme import PFedMeConfig
 from hyperfl_flwr.models.target import Target
+from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.training.pfedme import ProximalSteps, train_pfedme
 from hyperfl_flwr.training.public_training import PublicTraining
@@ -65,6 +66,11 @@ class PFedMeClient(FedAvgClient):
             kept.copy_(trained)
         self._is_trained = True
         return {"train-loss": loss}
+
+    def undo(self, received: SharedArrays, version: int) -> None:
+        """Replace both models by the received one, see `BaseClient.undo`."""
+        self._is_trained = False
+        super().undo(received, version)
 
     def predictor(self) -> Target:
         """Return the personalized model; before local training the received one."""

@@ -1,5 +1,6 @@
 """The best model of a client so far, by validation data (`keep = best`)."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
@@ -58,4 +59,4 @@ class BestModel:
         Few samples have few different accuracies, and of models with the same one those that were trained longer are
         better on other samples.
         """
-        return later if later.merit >= self.merit else self
+        return later if later.merit >= self.merit or math.isnan(self.merit) else self

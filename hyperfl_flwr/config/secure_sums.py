@@ -34,8 +34,8 @@ class SecureSumConfig(Section):
     range: PositiveFloat = setting(
         10.0,
         "Largest change of a parameter that is sent, as a multiple of the largest parameter of its array (0.05 at "
-        "least). Larger changes are cut off there and counted; a client with more than one in a thousand of them "
-        "fails. A larger range makes the rounding coarser.",
+        "least). Larger changes are cut off there and counted; a client with more than one in a thousand of "
+        "an array fails. A larger range makes the rounding coarser.",
     )
     max_examples: Auto | Annotated[int, Field(ge=1, le=MOST_EXAMPLES)] = setting(
         "auto",

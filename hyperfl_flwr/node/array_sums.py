@@ -10,12 +10,13 @@ from functools import cached_property
 from hyperfl_flwr.protocol.arrays import SharedArrays, Uploads, all_formed
 from hyperfl_flwr.protocol.messages import Reduction, Request
 from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
-from hyperfl_flwr.protocol.secure_sums.encoding import Encoding
+from hyperfl_flwr.protocol.secure_sums.encoding import Encoding, is_running_statistic
 from hyperfl_flwr.protocol.update_norms import noise_norms, norms_of_change, reference_norms, refuse_long
 
 MOST_CUT_OFF = 1e-3
-"""Largest share of a client's elements that may be cut off. What is left of such an element is the client's weight with
-a sign: of clients with different weights, a sum of many such elements tells the signs of each."""
+"""Largest share of the elements of each of a client's arrays that may be cut off. What is left of such an element is
+the client's weight with a sign: of clients with different weights, a sum of many such elements tells the signs of each.
+Running statistics of BatchNorm, which can move far in a first round, only count among all elements."""
 
 
 class PlainSum:
@@ -60,8 +61,8 @@ class EncodedSum:
         max_ratio: Largest norm of a group's change, relative to the norm of the group that was received; 0 for no
             bound. The server cannot check single clients, so the node does.
         noise: Standard deviation of the noise in each element of a client's change; it does not count as change.
-        cuts_off: Whether up to `MOST_CUT_OFF` of a client's elements may be beyond the range of the encoding, and are
-            cut off; otherwise no element may be. A client with more is refused.
+        cuts_off: Whether a share of `MOST_CUT_OFF` of a client's elements may be beyond the range of the encoding, and
+            is cut off; otherwise no element may be. A client with more is refused.
 
     Attributes:
         vector: The sum, uint32 [P].
@@ -72,7 +73,7 @@ class EncodedSum:
     def __init__(self, encoding: Encoding, max_ratio: float, noise: float = 0.0, *, cuts_off: bool = True) -> None:
         self.vector, self.num_examples, self.saturated = encoding.new_sum(), 0, 0
         self._encoding, self._max_ratio = encoding, max_ratio
-        self._most_cut_off = int(MOST_CUT_OFF * encoding.size) if cuts_off else 0
+        self._share = MOST_CUT_OFF if cuts_off else 0.0
         self._noise = noise_norms(encoding.received, noise) if noise else None
 
     def add(self, arrays: Uploads, num_examples: int) -> None:
@@ -85,14 +86,22 @@ class EncodedSum:
                 norms_of_change(arrays, self._encoding.received), self._references, self._max_ratio, self._noise
             )
         saturated = self._encoding.add(self.vector, arrays, num_examples)
-        if saturated > self._most_cut_off:
+        if saturated and self._cuts_off_too_many(arrays, saturated):
             self._encoding.remove(self.vector, arrays, num_examples)
             raise ValueError(
-                f"{saturated} elements of its upload are beyond the range of a secure sum, of which "
-                f"{self._most_cut_off} may be cut off; raise secagg.range, or lower the learning rate"
+                f"{saturated} elements of its upload are beyond the range of a secure sum, but of each array only a "
+                f"share of {self._share:g} may be cut off; raise secagg.range, or lower the learning rate"
             )
         self.saturated += saturated
         self.num_examples += min(num_examples, self._encoding.max_examples)
+
+    def _cuts_off_too_many(self, arrays: SharedArrays, saturated: int) -> bool:
+        if saturated > self._share * self._encoding.size:
+            return True
+        counts = self._encoding.cut_off(arrays)
+        return any(
+            count > self._share * arrays[key].size for key, count in counts.items() if not is_running_statistic(key)
+        )
 
     @cached_property
     def _references(self) -> Mapping[str, float]:

@@ -88,12 +88,10 @@ def test_it_is_so_with_secure_sums(method: str, federate: Federate) -> None:
 
 @pytest.mark.parametrize("method", ["scaffold", "feddyn", "priv-hfl"])
 def test_a_client_beyond_the_range_of_a_secure_sum_fails(method: str, federate: Federate) -> None:
-    """Its state would have what is cut off from the sum; fedavg's clients have no state, and lose a few elements."""
-    changes: Settings = {"secagg.enabled": True, "secagg.range": 0.13, "num-rounds": 1}
+    """Its state would have what is cut off from the sum."""
+    changes: Settings = {"secagg.enabled": True, "secagg.range": 0.1, "num-rounds": 1}
     with pytest.raises(RunFailedError, match="5 of 5 client trainings failed"):
         federate(method, NUM_CLIENTS, **changes)
-    rows = metrics(federate("fedavg", NUM_CLIENTS, **changes))
-    assert [row["saturated"] > 0 for row in rows if row["kind"] == "train"] == [True]
 
 
 @pytest.mark.parametrize("method", ["scaffold", "feddyn"])

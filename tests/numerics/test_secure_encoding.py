@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hyperfl_flwr.node.array_sums import EncodedSum
 from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.protocol.secure_sums.encoding import Encoding
 from hyperfl_flwr.protocol.secure_sums.numbers import LARGEST_METRIC, METRIC_BITS, SQUARES_FROM, NumbersEncoding
@@ -124,6 +125,32 @@ def test_a_client_is_taken_out_of_a_sum_again():
     assert (total != before).all()
     encoding.remove(total, client, 7)
     np.testing.assert_array_equal(total, before)
+
+
+@pytest.mark.parametrize(
+    ("key", "size", "outside", "cuts_off", "accepted"),
+    [
+        ("net/weight", 2000, 2, True, True),
+        ("net/weight", 2000, 3, True, False),
+        ("net/bias", 10, 1, True, False),  # a tenth of a small array, and not a thousandth of the whole upload
+        ("net/running_var", 10, 3, True, True),
+        ("net/weight", 2000, 1, False, False),
+    ],
+)
+def test_a_share_of_each_array_may_be_cut_off(key, size, outside, cuts_off, accepted):
+    """A client with more is refused, and every bit of the sum is as before."""
+    received = {"net/other": np.zeros(5000, np.float32), key: np.zeros(size, np.float32)}
+    client = {name: np.full_like(value, 0.1) for name, value in received.items()}
+    client[key][:outside] = -1e6
+    total = EncodedSum(encoding_of(received), 0.0, cuts_off=cuts_off)
+    if accepted:
+        total.add(client, 10)
+        assert (total.saturated, total.num_examples) == (outside, 10)
+        return
+    with pytest.raises(ValueError, match=rf"{outside} elements of its upload are beyond the range"):
+        total.add(client, 10)
+    assert not total.vector.any()
+    assert (total.saturated, total.num_examples) == (0, 0)
 
 
 def test_saturated_elements_are_cut_off_and_counted():

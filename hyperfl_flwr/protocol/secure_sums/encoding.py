@@ -36,6 +36,11 @@ FEWEST_BITS = 8
 """Least number f of fractional bits; with fewer, too many clients take part."""
 
 
+def is_running_statistic(key: str) -> bool:
+    """Return whether an array is a running statistic of BatchNorm."""
+    return key.endswith(("running_mean", "running_var"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
     """Fixed-point encoding of the arrays of a step; equal on all nodes and on the server.
@@ -123,6 +128,16 @@ class Encoding:
         """Take a client's encoded arrays out of a sum again, in place; arguments as for `add`."""
         self._combine(np.subtract, total, arrays, num_examples)
 
+    def cut_off(self, arrays: SharedArrays) -> dict[str, int]:
+        """Return the number of elements of each of a client's arrays that `add` cuts off."""
+        found = {}
+        for key, received in self.received.items():
+            change = np.asarray(arrays[key], np.float64)
+            if self._reduction(key) is not Reduction.SUM:
+                change = change - received
+            found[key] = int(np.count_nonzero(np.abs(change) > self._ranges[key]))
+        return found
+
     def _combine(self, operation: np.ufunc, total: NDArray[np.uint32], arrays: SharedArrays, num_examples: int) -> int:
         saturated = 0
         buffer, integers = np.empty(BLOCK), np.empty(BLOCK, np.int32)
@@ -197,7 +212,7 @@ class Encoding:
             return dict.fromkeys(self.received, self.noise.clip_norm)
         found = {}
         for key in self.received:
-            least = STATISTICS_SIZE if key.endswith(("running_mean", "running_var")) else USUAL_SIZE
+            least = STATISTICS_SIZE if is_running_statistic(key) else USUAL_SIZE
             found[key] = max(self.range * max(self.magnitudes[key], least), self.least_range)
         return found
 
