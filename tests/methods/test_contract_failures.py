@@ -122,7 +122,10 @@ def test_a_failing_client_is_named_and_left_out(
 def test_private_parameters_that_are_no_numbers_are_not_stored(
     method: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client whose last parameter becomes NaN is left out and has no stored version of that round."""
+    """A client whose last parameter becomes NaN is left out and has no stored version of that round.
+
+    Where an epsilon is stated for each upload, its failure would be without noise: it finishes without a change.
+    """
     client_class = client_of(method)
     train = client_class.train
 
@@ -137,7 +140,8 @@ def test_private_parameters_that_are_no_numbers_are_not_stored(
 
     monkeypatch.setattr(client_class, "train", broken)
     run = federate(method)
-    assert [row["failed"] for row in metrics(run) if row["kind"] == "train"] == [[BROKEN], [BROKEN]]
+    failed = [] if METHODS[method].weight_epsilon else [BROKEN]
+    assert [row["failed"] for row in metrics(run) if row["kind"] == "train"] == [failed, failed]
     assert not list((run / "clients").glob(f"client-{BROKEN:05d}/*"))
     assert all(np.isfinite(value).all() for value in last_checkpoint(run)[0].values())
 
