@@ -156,7 +156,7 @@ def test_every_client_has_the_same_bounded_weight(federate: Federate) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"keep": "best", "data.validation-fraction": 0.25}])
-@pytest.mark.parametrize("method", ["fedavg", "fedrep", "fedala", "ditto", "hyperfl"])
+@pytest.mark.parametrize("method", ["fedavg", "fedrep", "fedala", "ditto", "hyperfl", "pfedme", "per-fedavg"])
 def test_a_client_that_diverges_finishes_without_a_change(method: str, changes: Settings, federate: Federate) -> None:
     """A failure would say, without noise, what training gave; shared and private values are those from before."""
     settings = CLIPPED | {"num_rounds": 2, "local-epochs": 3} | changes
