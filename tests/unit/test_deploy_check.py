@@ -233,7 +233,11 @@ def test_a_replaced_key_that_is_still_registered_is_an_error(deployment: Deploym
 def test_a_node_whose_superlink_is_away(deployment: Deployment) -> None:
     found = look(deployment.node(0))
     assert list(errors(found)) == ["connection"]
-    assert warnings(found) == {"data": "not set in node.toml; the node uses the data set of the run"}
+    assert warnings(found) == {
+        "data": "not set in node.toml; the node uses the data set of the run",
+        "secure sums": "2 nodes are too few for min-cohort = 3, max-colluding = 0, so this node "
+        "refuses every secure sum",
+    }
 
 
 def _settings(deployment: Deployment, text: str) -> Path:

@@ -114,7 +114,7 @@ def test_classes_that_would_share_a_folder_are_refused(tmp_path: Path) -> None:
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunDirectoryError, match="is not empty; choose another one"):
+    with pytest.raises(RunDirectoryError, match="is not empty; choose one that does not exist yet"):
         invoke(str(tmp_path))
 
 
