@@ -15,11 +15,14 @@ fingerprint (docs/how-to/compare.md).
 import functools
 import hashlib
 import json
+import re
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from experiments.study import FOLDER
+from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.runs.run_directory import read_manifest
@@ -55,7 +58,8 @@ def fingerprints(settings: Mapping[str, Scalar]) -> dict[str, str]:
 def write_fingerprints(folder: Path, current: Mapping[str, str]) -> None:
     """Write the fingerprints of the code that has run a cell to the cell's folder, for its record.
 
-    A cell that was begun by other code and resumed gets none: those of that code are not known here.
+    Of a cell that was begun by other code and resumed, only those that are the same at all of its commits, as this
+    checkout's history has them: none where a commit is unknown here or had uncommitted changes.
 
     Args:
         folder: The cell's folder, with its manifest.
@@ -64,7 +68,24 @@ def write_fingerprints(folder: Path, current: Mapping[str, str]) -> None:
     manifest = read_manifest(folder)
     parts = [manifest, *manifest.get("resumed", ())]
     codes = {(part["code"]["commit"], part["versions"]["hyperfl-flwr"]) for part in parts}
-    write_atomically(folder / IN_CELL, json.dumps(current if len(codes) == 1 else {}).encode())
+    kept = dict(current)
+    if len(codes) > 1:
+        for part in parts:
+            earlier = {} if part["code"]["dirty"] else _fingerprints_at(part["code"]["commit"])
+            kept = {name: value for name, value in kept.items() if earlier.get(name) == value}
+    write_atomically(folder / IN_CELL, json.dumps(kept).encode())
+
+
+def _fingerprints_at(commit: str) -> dict[str, str]:
+    """Return the fingerprint of each golden run at a commit of this checkout; empty if that cannot be found."""
+    if not re.fullmatch("[0-9a-f]{40}", commit):  # the manifest of an installed version has none
+        return {}
+    command = ["git", "-C", str(ROOT), "show", f"{commit}:./{FILE.relative_to(ROOT)}"]
+    try:
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return {name: fingerprint(run["numbers"]) for name, run in json.loads(text)["runs"].items()}
+    except (OSError, subprocess.CalledProcessError, ValueError, KeyError):
+        return {}
 
 
 def _stands_for(where: Mapping[str, Any], settings: Mapping[str, Scalar]) -> bool:

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 from experiments import page_tables
 from experiments.collect import collect
 from experiments.figures.curves import draw
-from experiments.golden import fingerprints, write_fingerprints
+from experiments.golden import fingerprint, fingerprints, write_fingerprints
 from experiments.page_tables import Figure
 from experiments.records import Records, find_records, read_records, record, restore, shipped_records, stale_cells
 from experiments.runner import StudyManifest, is_finished, read_study_manifest
@@ -160,15 +161,49 @@ def test_restored_cells_follow_their_records(folder: Path, tmp_path: Path) -> No
     assert table_of(restored) == table_of(folder)
 
 
-def test_a_cell_that_two_commits_have_run_has_no_fingerprints(folder: Path) -> None:
-    """The second commit's would make the first one's rounds look as if the current code had run them."""
+@pytest.fixture
+def commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the commits of a repository in which fedavg's golden numbers have changed and pfedhn's have not."""
+    repository = tmp_path / "repository"
+    file = repository / "experiments" / "expected" / "golden.json"
+    file.parent.mkdir(parents=True)
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@example.org", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "--quiet")
+    found = []
+    for number in range(2):
+        file.write_text(json.dumps({"runs": {"fedavg": {"numbers": {"a": number}}, "pfedhn": {"numbers": {"a": 5}}}}))
+        git("add", ".")
+        git("commit", "--quiet", "--message", str(number))
+        found.append(git("rev-parse", "HEAD"))
+    monkeypatch.setattr("experiments.golden.ROOT", repository)
+    monkeypatch.setattr("experiments.golden.FILE", file)
+    return found
+
+
+def test_a_resumed_cell_has_the_fingerprints_of_all_its_commits(folder: Path, commits: list[str]) -> None:
+    """The last commit's alone would make earlier rounds look as if the current code had run them."""
     (cell,) = (path.parent for path in folder.glob("fedavg/*/seed-0/manifest.json"))
-    manifest, current = json.loads((cell / "manifest.json").read_text()), fingerprints({"method": "fedavg"})
-    for commit, expected in ((manifest["code"]["commit"], current), ("0" * 40, {})):
-        resumed = {**manifest, "code": {**manifest["code"], "commit": commit}}
-        (cell / "manifest.json").write_text(json.dumps({**manifest, "resumed": [resumed]}))
+    manifest = json.loads((cell / "manifest.json").read_text())
+    current = {"fedavg": fingerprint({"a": 1}), "pfedhn": fingerprint({"a": 5})}
+
+    def kept(*codes: tuple[str, bool]) -> list[str]:
+        first, *resumed = ({**manifest, "code": {"commit": commit, "dirty": dirty}} for commit, dirty in codes)
+        (cell / "manifest.json").write_text(json.dumps({**first, "resumed": resumed}))
         write_fingerprints(cell, current)
-        assert json.loads((cell / "golden.json").read_text()) == expected
+        found = json.loads((cell / "golden.json").read_text())
+        assert found.items() <= current.items()
+        return list(found)
+
+    old, new = commits
+    assert kept((new, False), (new, False)) == ["fedavg", "pfedhn"]
+    assert kept((old, False), (new, False)) == ["pfedhn"]
+    assert kept((old, True), (new, False)) == []
+    for unknown in ("0" * 40, ""):
+        assert kept((unknown, False), (new, False)) == []
 
 
 def test_files_of_something_else_are_refused(folder: Path, tmp_path: Path) -> None:
@@ -222,8 +257,8 @@ def generate_results() -> ModuleType:
 @in_a_checkout
 def test_the_pages_mark_what_is_out_of_date(tmp_path: Path) -> None:
     """The row of a method of which the golden numbers have changed since has the mark, and no other row."""
-    text, fingerprint = find_records("table-4").read_text(), fingerprints({"method": "hyperfl"})["hyperfl"]
-    (tmp_path / "changed.jsonl").write_text(text.replace(fingerprint, "0" * 12))
+    text, of_code = find_records("table-4").read_text(), fingerprints({"method": "hyperfl"})["hyperfl"]
+    (tmp_path / "changed.jsonl").write_text(text.replace(of_code, "0" * 12))
     generator = generate_results()
     lines = [
         generator.Table(records=str(file), column="fashion-mnist", numbers=generator.SECONDS).lines()
@@ -254,8 +289,8 @@ def test_figures_mark_what_is_out_of_date(tmp_path: Path, monkeypatch: pytest.Mo
     title, labels, rows = drawn(Figure(records=str(file), kind="property"), tmp_path / "before.png", monkeypatch)
     assert (tmp_path / "before.sha256").read_text() == hashlib.sha256(file.read_bytes()).hexdigest() + "\n"
     assert "out of date" not in title + str(labels)
-    fingerprint = fingerprints({"method": "fedrep"})["fedrep"]
-    (tmp_path / "one.jsonl").write_text(text.replace(fingerprint, "0" * 12))
+    of_code = fingerprints({"method": "fedrep"})["fedrep"]
+    (tmp_path / "one.jsonl").write_text(text.replace(of_code, "0" * 12))
     # Cells of other settings are refused unless they are known to be stale.
     (tmp_path / "all.jsonl").write_text(text.replace('"num-clients": 4', '"num-clients": 5'))
     for name, stale in (("one", {"fedrep", "fedrep-epsilon-8"}), ("all", rows)):
