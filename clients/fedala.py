@@ -15,6 +15,7 @@ from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.methods.fedala import FedALAConfig
 from hyperfl_flwr.models.vector import Vector, pieces
 from hyperfl_flwr.node.private_state import INITIAL
+from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.training.fedala import Mixture, learn_weights
 from hyperfl_flwr.training.local_sgd import pass_order
 
@@ -43,9 +44,19 @@ class FedALAClient(PersonalClient):
             self._start()
             self.model.train()
         metrics = super().train(rng)
+        self._keep_model()
+        return metrics
+
+    def undo(self, received: SharedArrays, version: int) -> None:
+        """Replace the groups, see `BaseClient.undo`; after the first round the received model is the last one."""
+        super().undo(received, version)
+        if version == INITIAL:
+            self._keep_model()
+
+    def _keep_model(self) -> None:
+        """Make the model the client's last one."""
         values = {f"personal/{name}": value.clone() for name, value in self.model.state_dict().items()}
         self.load_group("personal", values)
-        return metrics
 
     def _start(self) -> None:
         """Learn the weights on some of the client's samples, and move the model to the mixture."""

@@ -17,6 +17,7 @@ from clients.fedavg import FedAvgClient
 from hyperfl_flwr.methods.moon import MoonConfig
 from hyperfl_flwr.models.losses import loss_of
 from hyperfl_flwr.node.private_state import INITIAL
+from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.training.local_sgd import Objective
 
 
@@ -72,3 +73,9 @@ class MoonClient(FedAvgClient):
         numbers = super().train(rng)
         self.previous.load_state_dict(self.model.state_dict())
         return numbers
+
+    def undo(self, received: SharedArrays, version: int) -> None:
+        """Replace both models, see `BaseClient.undo`; after the first round the received model is the previous one."""
+        super().undo(received, version)
+        if version == INITIAL:
+            self.previous.load_state_dict(self.model.state_dict())

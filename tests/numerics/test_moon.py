@@ -7,9 +7,19 @@ import numpy as np
 import pytest
 import torch
 from federations import small_settings, trained
-from members import FULL_BATCH, full_batch_client, initial_arrays, next_round, upload_after
+from members import (
+    FULL_BATCH,
+    client,
+    full_batch_client,
+    initial_arrays,
+    initial_model,
+    next_round,
+    rounds,
+    upload_after,
+)
 from torch.nn import functional
 
+from clients.fedala import FedALAClient
 from clients.fedavg import FedAvgClient
 from clients.moon import MoonClient, contrast
 from hyperfl_flwr.launch.contract.folders import current_private, exact, last_checkpoint, metrics
@@ -99,3 +109,17 @@ def test_a_federation_without_the_term_is_fedavgs_bit_for_bit(tmp_path):
     assert metrics(runs["a"]) == metrics(runs["b"])
     assert exact(last_checkpoint(runs["c"])[0]) != exact(two)
     assert len(current_private(runs["c"])) == 5
+
+
+@pytest.mark.parametrize("kind", [MoonClient, FedALAClient])
+def test_the_last_model_is_the_received_one_where_the_first_training_was_undone(kind, tmp_path):
+    """Not the initial model, which a client that takes part for the first time in a later round never was near."""
+    changes = {"learning-rate": 1e38, "privacy.unit": "client", "privacy.clip-norm": 1.0, "local-epochs": 3}
+    member = client(kind, tmp_path, {"method": kind.__name__.removesuffix("Client").lower()} | changes, target="mlp")
+    received = {name: value + 1 for name, value in initial_model(member).items()}
+    uploaded, stored = rounds(member, received)
+    last = {key.partition("/")[2]: value for key, value in stored.items() if member.copies_of_uploads[0] in key}
+    assert list(last) == list(received)
+    for name, value in received.items():
+        np.testing.assert_array_equal(uploaded[f"model/{name}"], value)
+        np.testing.assert_array_equal(last[name], value)
