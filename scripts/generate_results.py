@@ -1,7 +1,8 @@
-"""Write tables and figures of results into the documentation, from records: `make results`.
+"""Write tables and figures of results into the documentation: `make results`.
 
-`experiments/records` has the cells of studies, and `benchmarks/records` what the benchmark has measured. A page has
-marks around each table, and a picture holds the hash of its numbers, so that a test can compare both with the records.
+`experiments/records` has the cells of studies, and `benchmarks/records` what the benchmark has measured; other tables
+are computed from formulas. A page has marks around each table, and a picture holds the hash of its numbers, so that a
+test can compare both with the records.
 """
 
 import sys
@@ -18,6 +19,7 @@ from benchmarks.sections import SECTIONS  # noqa: E402
 from benchmarks.tables import target_table  # noqa: E402
 from experiments.matrix import WHAT_TO_CHOOSE, Matrix  # noqa: E402
 from experiments.page_tables import Figure, GridTable, Table, in_percent, one_digit, short, two_digits  # noqa: E402
+from scripts.computed_tables import DualCosts, Thresholds  # noqa: E402
 
 
 class Generated(Protocol):
@@ -124,7 +126,21 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
         ),
         "quickstart": Measured(section="quickstart"),
     },
-    "privacy/secure-sums.md": {"secure-sums": Measured(section="secure-sums")},
+    "methods/priv-hfl.md": {
+        "bytes-sent": DualCosts(
+            amount="bytes_up_per_client_round",
+            forms={"fedavg, mean, chain": "mean", "as printed": "dense"},
+            with_size=True,
+        ),
+        "bytes-of-the-server": DualCosts(
+            amount="server_state_bytes",
+            forms={"mean": "mean", "chain": "chain", "chain, projected": "chain-projected", "as printed": "dense"},
+        ),
+        "bytes-of-a-client": DualCosts(
+            amount="client_state_bytes", forms={"mean": "mean", "chain": "chain", "as printed": "dense"}
+        ),
+    },
+    "privacy/secure-sums.md": {"thresholds": Thresholds(), "secure-sums": Measured(section="secure-sums")},
     "privacy/differential-privacy.md": {
         "noisy-steps": Measured(section="noisy-steps"),
         **{
