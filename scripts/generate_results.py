@@ -1,8 +1,8 @@
 """Write tables and figures of results into the documentation: `make results`.
 
 `experiments/records` has the cells of studies, and `benchmarks/records` what the benchmark has measured; other tables
-are computed from formulas. A page has marks around each table, and a picture holds the hash of its numbers, so that a
-test can compare both with the records.
+are computed. A page has marks around each table, and a picture holds the hash of its numbers, so that a test can
+compare both with the records.
 """
 
 import sys
@@ -19,7 +19,7 @@ from benchmarks.sections import SECTIONS  # noqa: E402
 from benchmarks.tables import target_table  # noqa: E402
 from experiments.matrix import WHAT_TO_CHOOSE, Matrix  # noqa: E402
 from experiments.page_tables import Figure, GridTable, Table, in_percent, one_digit, short, two_digits  # noqa: E402
-from scripts.computed_tables import DualCosts, Thresholds  # noqa: E402
+from scripts.computed_tables import Convergence, DualCosts, Thresholds  # noqa: E402
 
 
 class Generated(Protocol):
@@ -127,6 +127,7 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
         "quickstart": Measured(section="quickstart"),
     },
     "methods/priv-hfl.md": {
+        "convergence": Convergence(),
         "bytes-sent": DualCosts(
             amount="bytes_up_per_client_round",
             forms={"fedavg, mean, chain": "mean", "as printed": "dense"},
