@@ -131,10 +131,12 @@ class Run:
             RunDirectoryError: If the run's folder does not have this model, or the path is in use.
             HyperFLError: If a file is missing or damaged.
         """
-        from hyperfl_flwr.results.export import model_of_run, write_exported
+        from hyperfl_flwr.results.export import check_output, model_of_run, write_exported
 
         if state not in (None, "personalized", "aggregate"):
             raise ConfigError(f"state must be personalized or aggregate, got {state!r}")
+        if path is not None:
+            check_output(absolute(path))
         changes: dict[str, Scalar] = {}
         if data_root is not None:
             changes["data-root"] = str(absolute(data_root))

@@ -49,7 +49,7 @@ def run_export(
     ] = False,
 ) -> None:
     """Export a model for plain torch: parameters, JSON description and script; prints their paths."""
-    from hyperfl_flwr.results.export import write_exported
+    from hyperfl_flwr.results.export import check_output, write_exported
     from hyperfl_flwr.results.join import shared_of, write_shared
 
     if shared:
@@ -58,6 +58,7 @@ def run_export(
         write_shared(shared_of(source.absolute(), changes_of(data_root)), output.absolute())
         out.print(str(output.absolute()), markup=False)
         return
+    check_output(output.absolute())
     found = model_of(source.absolute(), client, state, run, data_root)
     for note in found.notes:
         err.print(f"note: {note}", markup=False)

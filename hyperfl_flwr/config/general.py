@@ -39,9 +39,10 @@ from hyperfl_flwr.models.pretrained.names import NAMED, is_pretrained, parse
 from hyperfl_flwr.protocol.hosting import MOST_CLIENTS
 
 
-def _check_known(value: str, known: Collection[str]) -> str:
+def _check_known(value: str, known: Collection[str], own: str = "") -> str:
     if value not in known:
-        raise ValueError(f"must be one of {', '.join(known)}; got {value!r}{nearest(value, known)}")
+        names = ", ".join(known) + f", or {own}" * bool(own)
+        raise ValueError(f"must be one of {names}; got {value!r}{nearest(value, known)}")
     return value
 
 
@@ -155,7 +156,7 @@ class FederationConfig(Section):
                 f"for a function build() in it write {module}:build, in the file's folder"
             )
         if ":" not in value:
-            return _check_known(value, [*TARGETS, *NAMED])
+            return _check_known(value, [*TARGETS, *NAMED], "a function of yours as package.module:factory")
         if not is_user_code(value):
             raise ValueError(f"must name a function as package.module:factory, or be a built-in one; got {value!r}")
         return value

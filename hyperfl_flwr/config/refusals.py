@@ -25,10 +25,18 @@ def explain(details: Sequence[ErrorDetails], known: Sequence[str], hint: str = "
         problems.setdefault(key, []).append(_problem(detail, key, known, hint))
         if detail["type"] not in ("missing", "value_error", "extra_forbidden"):
             given[key] = f"; got {detail['input']!r}"
-    lines = [f"{key} {' or '.join(parts)}{given.get(key, '')}".strip() for key, parts in problems.items()]
+    lines = [f"{key} {_alternatives(parts)}{given.get(key, '')}".strip() for key, parts in problems.items()]
     if len(lines) == 1:
         return lines[0]
     return "\n".join([f"{len(lines)} settings are wrong:", *(f"  - {line}" for line in lines)])
+
+
+def _alternatives(parts: Sequence[str]) -> str:
+    """Return the problems of a union's branches as one: `must be 'auto' or a valid integer`."""
+    first, *others = parts
+    if first.startswith("must be "):
+        others = [other.removeprefix("must be ") for other in others]
+    return " or ".join([first, *others])
 
 
 def _problem(detail: ErrorDetails, key: str, known: Sequence[str], hint: str) -> str:

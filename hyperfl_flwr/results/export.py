@@ -272,6 +272,16 @@ def _folder_of(states: Path, client: int, experiment: str | None) -> Path:
     raise RunDirectoryError(f"{states} holds no model of client {client}{of_run}; {hint}")
 
 
+def check_output(output: Path) -> None:
+    """Refuse an output of `write_exported` with a name that is not allowed, or files that exist."""
+    if output.suffix != ".safetensors":
+        raise RunDirectoryError(f"the output's name must end with .safetensors, got {output.name}")
+    if unfit := sorted(set(re.findall(r"[^\w .+-]", output.stem))):  # the name is written into the script's code
+        raise RunDirectoryError(f"the output's name must not contain {' '.join(unfit)}, got {output.name}")
+    if used := [name for name in file_names(output.stem) if (output.parent / name).exists()]:
+        raise RunDirectoryError(f"{output.parent} already holds {', '.join(used)}; choose another output")
+
+
 def write_exported(found: Exported, output: Path) -> list[Path]:
     """Write a model for plain torch, readable by its owner only; returns the files' paths.
 
@@ -282,14 +292,7 @@ def write_exported(found: Exported, output: Path) -> list[Path]:
     Raises:
         RunDirectoryError: If the file's name is not allowed, or one of the files exists or cannot be written.
     """
-    if output.suffix != ".safetensors":
-        raise RunDirectoryError(f"the output's name must end with .safetensors, got {output.name}")
-    if unfit := sorted(set(re.findall(r"[^\w .+-]", output.stem))):  # the name is written into the script's code
-        raise RunDirectoryError(
-            f"the output's name must not contain {' '.join(unfit)}, got {output.name}; choose another"
-        )
-    if used := [name for name in file_names(output.stem) if (output.parent / name).exists()]:
-        raise RunDirectoryError(f"{output.parent} already holds {', '.join(used)}; choose another output")
+    check_output(output)
     try:
         output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return write_model(output.parent, found.tensors, found.recipe, found.about(), output.stem)

@@ -36,6 +36,7 @@ BAD = {
     "a data set as torchvision writes it": (["--dataset", "FashionMNIST"], ["did you mean fashion-mnist?"]),
     "a folder without its prefix": (["--dataset", "./images"], ["for data of your own write folder:./images"]),
     "a file without its prefix": (["--dataset", "x.npz"], ["for data of your own write npz:x.npz"]),
+    "an unknown network": (["--model", "cn"], ["resnet18", "or a function of yours as package.module:factory; got"]),
     "the file of a network": (["--model", "nets/my.py"], ["package.module:factory", "write my:build"]),
     "an unknown key below a known one": (["--set", "seed.x=3"], ["seed.x is unknown"]),
     "a wrong type": (["--set", "num-rounds='many'"], ["num-rounds must be a valid integer", "got 'many'"]),

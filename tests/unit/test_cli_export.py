@@ -180,8 +180,8 @@ def test_bad_input(run: Path, call: Call, words: tuple[str, ...], expected: str)
 
 
 def test_bad_places(run: Path, call: Call) -> None:
-    code, _, err = call("export", run, "--client", "1", "-o", "model.pt")
-    assert (code, "must end with .safetensors, got model.pt" in err) == (2, True)
+    code, out, err = call("export", run, "--client", "1", "-o", "model.pt")
+    assert (code, out, "must end with .safetensors, got model.pt" in err) == (2, "", True)
     for name in ('a"b', "a\\b", "a'b"):  # the script for such a name would not be valid Python
         code, _, err = call("export", run, "--client", "1", "-o", f"{name}.safetensors")
         assert (code, f"the output's name must not contain {name[1]}, got" in err) == (2, True)

@@ -161,7 +161,7 @@ def test_all_that_is_wrong_is_told_together(tmp_path: Path) -> None:
         "check-duplicates, max-duplicates, check-dead, max-dead, check-nested, max-nested, check-rare, max-rare, "
         "check-loss-jump, max-loss-jump, min-samples, min-steps, novel-data, novel-output, "
         "novel-epsilon, novel-delta, join-data",
-        "  - threads must be 'auto' or must be greater than 0; got 0",
+        "  - threads must be 'auto' or greater than 0; got 0",
     ]
 
 
