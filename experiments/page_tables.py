@@ -15,6 +15,7 @@ from experiments.figures.curves import draw
 from experiments.records import Records, find_records, manifest_of, read_records, restore, stale_cells
 from experiments.study import Study, load_study
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.results.differences import Difference, scores_of
 
 Format = Callable[[float], str]
 
@@ -58,6 +59,8 @@ class Table:
         numbers: For each heading the number's place and its format. A place is a key of summary.json, with a dot for a
             key inside another one, `settings:KEY`, or `interval:KEY` for a number with its 95 % interval.
         rows: The study's rows that are shown; empty for all.
+        against: Row that the others are compared with: a further number is the mean difference in the accuracy after
+            local training, of the same clients with the same seeds, with its 95 % interval. Empty for none.
         paper: Heading of a last number, the paper's; empty for none.
     """
 
@@ -65,6 +68,7 @@ class Table:
     column: str
     numbers: Mapping[str, tuple[str, Format]]
     rows: Sequence[str] = ()
+    against: str = ""
     paper: str = ""
 
     def lines(self) -> list[str]:
@@ -72,7 +76,9 @@ class Table:
         records = read_records(find_records(self.records))
         study = load_study(records.study_manifest.study)
         stale = stale_cells(study, records)
-        headings = [*self.numbers, *([self.paper] if self.paper else [])]
+        labels = {row.name: row.label for row in study.rows}
+        against = [f"against {labels[self.against]}, points"] if self.against else []
+        headings = [*self.numbers, *against, *([self.paper] if self.paper else [])]
         lines = ["| | " + " | ".join(headings) + " |", "|---|" + "---:|" * len(headings)]
         shown = []
         for row in study.rows:
@@ -81,6 +87,8 @@ class Table:
                 continue
             mark = OUT_OF_DATE if any(place in stale for place in cells) else ""
             values = [self._value(records, cells, key, text) for key, text in self.numbers.values()]
+            if self.against:
+                values.append("reference" if row.name == self.against else self._difference(records, row.name))
             if self.paper:
                 values.append(f"{found.value:.2f}" if (found := study.paper.get((row.name, self.column))) else "")
             lines.append(f"| {row.label}{mark} | {' | '.join(values)} |")
@@ -97,6 +105,23 @@ class Table:
             return "none"
         deviation = f" ± {text(statistics.stdev(known))}" if len(set(known)) > 1 else ""
         return f"{text(statistics.fmean(known))}{deviation}"
+
+    def _difference(self, records: Records, row: str) -> str:
+        """Return a row's mean difference from the reference with its interval, such as `-8.9 (-11.2 to -6.6)`."""
+        ours, reference = (
+            {
+                client: score
+                for place, recorded in records.cells.items()
+                if place[:2] == (name, self.column)
+                for client, score in scores_of(recorded["summary"], "test_accuracy", *_seeds(records, place)).items()
+            }
+            for name in (row, self.against)
+        )
+        found = Difference.of(ours, reference)
+        if found is None or found.low is None or found.high is None:
+            return "not known"
+        mean, low, high = (f"{100 * value:+.1f}" for value in (found.mean, found.low, found.high))
+        return f"{mean} ({low} to {high})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +248,12 @@ def _number(records: Records, place: tuple[str, str, int], key: str) -> float | 
         for part in key.split("."):
             value = value.get(part) if value is not None else None
     return None if value is None else float(value)
+
+
+def _seeds(records: Records, place: tuple[str, str, int]) -> tuple[Scalar, Scalar]:
+    """Return a cell's seed, and that of its division of the data."""
+    settings = manifest_of(records.cells[place], records)["settings"]
+    return settings["seed"], settings["data.seed"]
 
 
 def _numbers(records: Records, cells: Sequence[tuple[str, str, int]], key: str) -> list[float]:

@@ -20,6 +20,7 @@ from experiments.collect import collect
 from experiments.figures.curves import draw
 from experiments.golden import fingerprint, fingerprints, write_fingerprints
 from experiments.page_tables import Figure
+from experiments.paired import pair
 from experiments.records import Records, find_records, read_records, record, restore, shipped_records, stale_cells
 from experiments.runner import StudyManifest, is_finished, read_study_manifest
 from experiments.study import Study, load_study
@@ -267,6 +268,27 @@ def test_the_pages_mark_what_is_out_of_date(tmp_path: Path) -> None:
     changed = [other for one, other in zip(*lines, strict=True) if one != other]
     assert len(changed) == 1
     assert changed[0].startswith("| HyperFL (out of date) |")
+
+
+@in_a_checkout
+def test_a_page_compares_a_row_with_the_same_clients(tmp_path: Path) -> None:
+    """Its differences and intervals are those of `hyperfl table --against`."""
+    records = read_records(find_records("private-table-1"))
+    study = load_study(records.study_manifest.study)
+    restore(study, records, tmp_path, with_stale=True)
+    found = pair(collect(study, records.study_manifest, tmp_path, mix=True), "local-tuned").differences
+    table = generate_results().Table(
+        records="private-table-1", column="cifar10-20", numbers={}, against="local-tuned", paper="paper"
+    )
+    lines = [[text.strip() for text in line.split("|")[1:-1]] for line in table.lines() if line.startswith("|")]
+    shown = {line[0]: line[1] for line in lines[2:]}
+    labels = {row.label: row.name for row in study.rows}
+    assert len(shown) > 5
+    assert shown.pop("Local-only, tuned rate") == "reference"
+    for label, text in shown.items():
+        difference = found[labels[label], "cifar10-20"]
+        assert difference is not None
+        assert text == f"{difference.mean:+.1f} ({difference.low:+.1f} to {difference.high:+.1f})"
 
 
 def drawn(figure: Figure, picture: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, dict[str, str], set[str]]:
