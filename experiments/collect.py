@@ -82,8 +82,13 @@ class Entry:
 
     @property
     def interval(self) -> Interval | None:
-        """The 95 % interval over clients of the mean; `deviation` is about seeds. None if it is not known."""
-        return interval_of(means_over_seeds(self.scores)) if self.scores else None
+        """The 95 % interval over clients of the mean; `deviation` is about seeds.
+
+        None if it is not known, also of one of the seeds: it would not be the interval of this mean.
+        """
+        if not self.scores or len({seed for seed, _ in self.scores}) < len(self.values):
+            return None
+        return interval_of(means_over_seeds(self.scores))
 
 
 @dataclass(frozen=True, kw_only=True)

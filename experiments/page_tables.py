@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.collect import Place
+from experiments.collect import Place, collect
 from experiments.figures.curves import draw
+from experiments.paired import pair
 from experiments.records import Records, find_records, manifest_of, read_records, restore, stale_cells
 from experiments.study import Study, load_study
+from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.results.differences import Difference, scores_of
+from hyperfl_flwr.results.differences import Difference
 
 Format = Callable[[float], str]
 
@@ -77,6 +79,7 @@ class Table:
         study = load_study(records.study_manifest.study)
         stale = stale_cells(study, records)
         labels = {row.name: row.label for row in study.rows}
+        differences = self._differences(study, records) if self.against else {}
         against = [f"against {labels[self.against]}, points"] if self.against else []
         headings = [*self.numbers, *against, *([self.paper] if self.paper else [])]
         lines = ["| | " + " | ".join(headings) + " |", "|---|" + "---:|" * len(headings)]
@@ -88,7 +91,7 @@ class Table:
             mark = OUT_OF_DATE if any(place in stale for place in cells) else ""
             values = [self._value(records, cells, key, text) for key, text in self.numbers.values()]
             if self.against:
-                values.append("reference" if row.name == self.against else self._difference(records, row.name))
+                values.append(differences[row.name])
             if self.paper:
                 values.append(f"{found.value:.2f}" if (found := study.paper.get((row.name, self.column))) else "")
             lines.append(f"| {row.label}{mark} | {' | '.join(values)} |")
@@ -106,22 +109,18 @@ class Table:
         deviation = f" ± {text(statistics.stdev(known))}" if len(set(known)) > 1 else ""
         return f"{text(statistics.fmean(known))}{deviation}"
 
-    def _difference(self, records: Records, row: str) -> str:
-        """Return a row's mean difference from the reference with its interval, such as `-8.9 (-11.2 to -6.6)`."""
-        ours, reference = (
-            {
-                client: score
-                for place, recorded in records.cells.items()
-                if place[:2] == (name, self.column)
-                for client, score in scores_of(recorded["summary"], "test_accuracy", *_seeds(records, place)).items()
-            }
-            for name in (row, self.against)
-        )
-        found = Difference.of(ours, reference)
-        if found is None or found.low is None or found.high is None:
-            return "not known"
-        mean, low, high = (f"{100 * value:+.1f}" for value in (found.mean, found.low, found.high))
-        return f"{mean} ({low} to {high})"
+    def _differences(self, study: Study, records: Records) -> dict[str, str]:
+        """Return the differences of `hyperfl table --against` by row, such as `-8.9 (-11.2 to -6.6)`."""
+        cells = {place: cell for place, cell in records.cells.items() if place[1] == self.column}
+        with tempfile.TemporaryDirectory() as folder:
+            restore(study, replace(records, cells=cells), Path(folder), with_stale=True)
+            collected = collect(study, records.study_manifest, Path(folder), mix=True)
+        seeds = len({seed for *_, seed in cells})
+        return {
+            row: _difference(found, seeds)
+            for (row, column), found in pair(collected, self.against).differences.items()
+            if column == self.column
+        } | {self.against: "reference"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,10 +249,12 @@ def _number(records: Records, place: tuple[str, str, int], key: str) -> float | 
     return None if value is None else float(value)
 
 
-def _seeds(records: Records, place: tuple[str, str, int]) -> tuple[Scalar, Scalar]:
-    """Return a cell's seed, and that of its division of the data."""
-    settings = manifest_of(records.cells[place], records)["settings"]
-    return settings["seed"], settings["data.seed"]
+def _difference(found: Difference | None, seeds: int) -> str:
+    """Return a difference with its interval, and over how many seeds it is if there are more."""
+    if found is None or found.low is None or found.high is None:
+        return "not known"
+    fewer = f", {counted(found.seeds, 'seed')}" if found.seeds < seeds else ""
+    return f"{found.mean:+.1f} ({found.low:+.1f} to {found.high:+.1f}{fewer})"
 
 
 def _numbers(records: Records, cells: Sequence[tuple[str, str, int]], key: str) -> list[float]:

@@ -143,6 +143,10 @@ def _caption(collected: Collected, pairing: Pairing | None) -> str:
     parts = (
         [metric, rounds, *_paired_parts(pairing)] if pairing else [metric, _spread(study), rounds, *_parts(collected)]
     )
+    if any(
+        division["data.validation-fraction"] for entry in collected.entries.values() for division in entry.divisions
+    ):
+        parts.append("on validation data in the place of test data (data.validation-fraction)")
     if collected.study_manifest.quick:
         parts.append("QUICK settings, which do not allow conclusions about the methods")
     if collected.study_manifest.changes:

@@ -42,7 +42,7 @@ def unit_of(metric: str) -> str:
     """Return the unit in which a number of summary.json is shown."""
     if "bytes" in metric:
         return "bytes"
-    if metric.endswith("_models"):
+    if metric.endswith(("_models", "_num_clients")):
         return ""
     if "accuracy" in metric or "_tpr_" in metric or metric == "labels_found" or metric.startswith("novel_"):
         return "%"

@@ -18,10 +18,11 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import Task, task_of
 from hyperfl_flwr.methods import METHODS, method_sections
 from hyperfl_flwr.results.differences import Client, Difference, Scores, Spread, numbers_of, scores_of
-from hyperfl_flwr.results.same_clients import differing, division_of
+from hyperfl_flwr.results.same_clients import differing, division_of, numbers_text
 from hyperfl_flwr.runs.run_directory import has_secure_sums, read_manifest, settings_of
 from hyperfl_flwr.runs.run_sources import method_of
 from hyperfl_flwr.runs.summary import fall_text, majority_text, summarise
+from hyperfl_flwr.runs.validation import replaces_test_data
 
 LOCAL = "local"
 """The method that the others are compared with: training alone, which sends nothing."""
@@ -267,13 +268,20 @@ def _notes(groups: Sequence[Group], reference: Group) -> list[str]:
     runs = [run for group in groups for run in group.runs]
     common = os.path.commonpath([run.path.parent for run in runs])
     names = {run.path: run.path.relative_to(common).as_posix() for run in runs}
+    counts = {names[run.path]: run.summary[task_of(run.settings).key("test_accuracy_num_clients")] for run in runs}
     notes = []
     if len({run.settings["dataset"] for run in runs}) > 1:
         notes.append("The runs are on different data sets.")
+    if of_validation := [names[run.path] for run in runs if replaces_test_data(run.settings)]:
+        notes.append(
+            f"Scores of validation data, not of test data (data.validation-fraction): {', '.join(of_validation)}."
+        )
     if unfinished := [names[run.path] for run in runs if run.manifest["status"] != "completed"]:
         notes.append(f"Not complete: {', '.join(unfinished)}.")
     if len({run.summary["rounds"] for run in runs}) > 1:
         notes.append("The runs have different numbers of rounds.")
+    if len({run.settings["num-clients"] for run in runs}) == 1 and (text := numbers_text(counts)):
+        notes.append(text)
     for found in (majority_text, fall_text):
         notes += [f"{names[run.path]}: {text}." for run in runs if (text := found(run.summary))]
     if any(has_secure_sums(run.manifest) for run in runs):

@@ -45,6 +45,7 @@ from hyperfl_flwr.runs.run_directory import (
 )
 from hyperfl_flwr.runs.run_sources import method_of
 from hyperfl_flwr.runs.summary import NOT_KNOWN, fall_text, liars_text, majority_text, shares_text, summarise
+from hyperfl_flwr.runs.validation import replaces_test_data
 
 MOST_FAILURES = 100
 """Largest number of failures that the report lists; a long run may have thousands, and all are in its folder."""
@@ -101,7 +102,6 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         personalized=_score_card(summary, "test_accuracy"),
         aggregate=_score_card(summary, "test_accuracy_aggregate"),
         state=_state(manifest, summary),
-        problem=manifest["problem"],
         majority=majority_text(summary),
         fall=fall_text(summary),
         liars=liars_text(manifest),
@@ -118,6 +118,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         scores=list(_scores(path, summary, unknown=NOT_KNOWN if has_secure_sums(manifest) else "none")),
         client_headers=_client_headers(task),
         each_client=list(_each_client(path, summary)),
+        samples="validation" if replaces_test_data(manifest["settings"]) else "test",
         shared=", ".join(f"{name} ({reduction.value.replace('_', ' ')})" for name, reduction in reductions.items()),
         private=", ".join(client.kept_groups(config)),
         costs=list(_costs(summary)),

@@ -39,3 +39,18 @@ def differing(divisions: Sequence[Division]) -> dict[str, list[object]]:
         for name, values in found.items()
         if any(value != other for value in values for other in values if NOT_KNOWN not in (value, other))
     }
+
+
+def numbers_text(counts: Mapping[str, object]) -> str:
+    """Return that means of some runs are over different numbers of their clients; empty if they are not.
+
+    Args:
+        counts: Number of clients that a run's mean is over, by the run's name.
+    """
+    if len(set(counts.values())) == 1:
+        return ""
+    shown = ", ".join(f"{name} {count}" for name, count in counts.items())
+    return (
+        f"Personalized means are over different numbers of clients, as some failed or were away: {shown}. Differences "
+        f"are of the clients that both have."
+    )

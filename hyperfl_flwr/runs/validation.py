@@ -68,6 +68,12 @@ def chooses_state(settings: Mapping[str, Scalar]) -> bool:
     return settings.get("keep") == "best" and of_all
 
 
+def replaces_test_data(settings: Mapping[str, Scalar]) -> bool:
+    """Return whether the scores of a run are of validation data: of those that decide about no round."""
+    decides = settings.get("early-stopping") or settings.get("keep") == "best"
+    return not decides and float(settings.get("data.validation-fraction", 0)) > 0
+
+
 def best_record(records: Iterable[Record], kind: str) -> Record:
     """Return the record of metrics.jsonl of the round in which a kind of model was the best on validation data.
 

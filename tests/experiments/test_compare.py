@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,23 @@ def test_clients_of_other_data_are_not_paired(federate: Federate) -> None:
         assert (found.groups[1].difference is not None) is paired, changes
         assert ("cannot be paired" in found.answers[0]) is not paired
         assert any("divide the same data" in note for note in found.notes) is not paired
+        of_validation = changes == {"data.validation-fraction": 0.2}
+        assert any(note.startswith("Scores of validation data") for note in found.notes) is of_validation
+
+
+def test_means_over_different_clients_are_named(federate: Federate, tmp_path: Path) -> None:
+    """A client that has failed in the last round has no line in it, and is in no mean."""
+    run, other = federate("local"), Path(shutil.copytree(federate("fedavg"), tmp_path / "fedavg"))
+    assert not any("different numbers of clients" in note for note in compare([run, other]).notes)
+    records = [json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines()]
+    last = max(record["round"] for record in records)
+    kept = [row for row in records if (row["kind"], row["round"], row.get("client")) != ("client", last, 0)]
+    assert len(kept) == len(records) - 1
+    (other / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in kept))
+    (note,) = (note for note in compare([run, other]).notes if "different numbers of clients" in note)
+    clients = json.loads((run / "summary.json").read_text())["num_clients"]
+    assert f" {clients}, " in note
+    assert f"fedavg {clients - 1}. " in note
 
 
 def test_secure_sums_hide_the_clients(federate: Federate) -> None:

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.collect import collect
+from experiments.collect import Entry, collect
 from experiments.records import find_records, read_records, restore
 from experiments.runner import StudyManifest, open_study_folder, run_cells
 from experiments.study import load_study
 from experiments.tables import latex, markdown, with_metric
-from experiments.units import best_of
+from experiments.units import best_of, unit_of
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.errors import RunFailedError
 
@@ -56,6 +56,7 @@ def test_the_best_of_a_grid_is_in_bold_and_what_failed_says_so(tmp_path):
     assert [sum(row) for row in counts["test"]] == [12] * 4
     collected = collect(study, begun, tmp_path, mix=True)
     accuracy = 100 * json.loads((cells[0].folder(tmp_path) / "summary.json").read_text())["test_accuracy"]
+    assert "; on validation data in the place of test data" in markdown(collected)
     assert f"| FedRep, learning-rate 0.01 | **{accuracy:.1f} (1) [" in markdown(collected)
     assert "| FedRep, learning-rate 0.3 | failed |" in markdown(collected)
     assert rf"\textbf{{{accuracy:.1f} (1) [" in latex(collected)
@@ -98,3 +99,16 @@ def test_which_value_of_a_number_is_the_best():
     )  # fmt: skip
     for names, best in ((highest, max), (lowest, min), (neither, None)):
         assert {name: best_of(name) for name in names} == dict.fromkeys(names, best)
+
+
+def test_units_of_counts():
+    """Numbers of clients are no shares, although they have a score in their names."""
+    assert [unit_of(f"test_accuracy{part}") for part in ("", "_aggregate", "_num_clients")] == ["%", "%", ""]
+
+
+def test_an_interval_is_of_all_seeds_of_its_mean():
+    """Records of an earlier version lack the numbers of single clients, and a new run beside them has these."""
+    scores = {(1, (1, client)): value for client, value in enumerate((69.0, 70.0, 71.0))}
+    assert Entry(values=[60.0, 70.0], paper=None, missing="", scores=scores).interval is None
+    low, high = Entry(values=[70.0], paper=None, missing="", scores=scores).interval
+    assert low < 70 < high

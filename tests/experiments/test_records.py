@@ -20,7 +20,6 @@ from experiments.collect import collect
 from experiments.figures.curves import draw
 from experiments.golden import fingerprint, fingerprints, write_fingerprints
 from experiments.page_tables import Figure
-from experiments.paired import pair
 from experiments.records import Records, find_records, read_records, record, restore, shipped_records, stale_cells
 from experiments.runner import StudyManifest, is_finished, read_study_manifest
 from experiments.study import Study, load_study
@@ -272,23 +271,26 @@ def test_the_pages_mark_what_is_out_of_date(tmp_path: Path) -> None:
 
 @in_a_checkout
 def test_a_page_compares_a_row_with_the_same_clients(tmp_path: Path) -> None:
-    """Its differences and intervals are those of `hyperfl table --against`."""
-    records = read_records(find_records("private-table-1"))
-    study = load_study(records.study_manifest.study)
-    restore(study, records, tmp_path, with_stale=True)
-    found = pair(collect(study, records.study_manifest, tmp_path, mix=True), "local-tuned").differences
-    table = generate_results().Table(
-        records="private-table-1", column="cifar10-20", numbers={}, against="local-tuned", paper="paper"
-    )
-    lines = [[text.strip() for text in line.split("|")[1:-1]] for line in table.lines() if line.startswith("|")]
-    shown = {line[0]: line[1] for line in lines[2:]}
-    labels = {row.label: row.name for row in study.rows}
-    assert len(shown) > 5
-    assert shown.pop("Local-only, tuned rate") == "reference"
-    for label, text in shown.items():
-        difference = found[labels[label], "cifar10-20"]
-        assert difference is not None
-        assert text == f"{difference.mean:+.1f} ({difference.low:+.1f} to {difference.high:+.1f})"
+    """A row with another number of seeds than the reference is compared over those that both have, and it says so."""
+
+    def differences(records: Path | str) -> dict[str, str]:
+        table = generate_results().Table(
+            records=str(records), column="cifar10-20", numbers={}, against="local-tuned", paper="paper"
+        )
+        lines = [[text.strip() for text in line.split("|")[1:-1]] for line in table.lines() if line.startswith("|")]
+        return {line[0]: line[1] for line in lines[2:]}
+
+    both = differences("private-table-1")
+    assert len(both) > 5
+    assert both.pop("Local-only, tuned rate") == "reference"
+    assert all(re.fullmatch(r"[+-]\d+\.\d \([+-]\d+\.\d to [+-]\d+\.\d\)", text) for text in both.values())
+    lines = find_records("private-table-1").read_text().splitlines(keepends=True)
+    removed = '{"row": "local-tuned", "column": "cifar10-20", "seed": 1'
+    (tmp_path / "one.jsonl").write_text("".join(line for line in lines if not line.startswith(removed)))
+    one = differences(tmp_path / "one.jsonl")
+    assert one.pop("Local-only, tuned rate") == "reference"
+    assert one.keys() == both.keys()
+    assert all(text.endswith(", 1 seed)") for text in one.values())
 
 
 def drawn(figure: Figure, picture: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, dict[str, str], set[str]]:

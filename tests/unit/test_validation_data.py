@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.launch.contract.folders import last_checkpoint
 from hyperfl_flwr.metrics.evaluation import evaluate
 from hyperfl_flwr.models.targets import build_target
+from hyperfl_flwr.results.report import write_report
 
 SETTINGS = RunConfig.from_flat(small_settings()).data_settings()
 
@@ -128,3 +130,17 @@ def test_no_fraction_tells_how_many_samples_an_owner_has(tmp_path, fraction, cou
     data = load_local_data(replace(SETTINGS, validation_fraction=fraction, **changes), 1)
     held = 1 if fraction < 0.5 else count - 1
     assert (len(data.train_indices(1)), len(data.test_indices(1))) == (count - held, held)
+
+
+@pytest.mark.parametrize(
+    ("changes", "samples"),
+    [({}, "test"), ({"data.validation-fraction": 0.2}, "validation"),
+     ({"data.validation-fraction": 0.2, "keep": "best"}, "test")],
+)  # fmt: skip
+def test_the_report_names_the_samples_of_its_scores(
+    changes: dict[str, float | str], samples: str, federate: Federate, tmp_path: Path
+) -> None:
+    page = write_report(federate("local", **changes), tmp_path / "report.html").read_text()
+    assert f"on the client's {samples} samples" in " ".join(page.split())
+    other = {"test": "validation", "validation": "test"}[samples]
+    assert f"on the client's {other} samples" not in " ".join(page.split())
