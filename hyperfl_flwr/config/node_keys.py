@@ -1,8 +1,8 @@
 """The keys of a node config: types, defaults and meanings of the decisions of a node's owner."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from hyperfl_flwr.config.grouping import OwnersGrouping
 from hyperfl_flwr.config.node_data import owners_data
@@ -25,6 +25,9 @@ Check = Literal["off", "warn", "refuse"]
 
 _PATHS = ("data_root", "lpm_weights", "state_dir", "mixing_key_file", "peers_file", "identity_key_file", "novel_data",
           "novel_output")  # fmt: skip
+
+_OTHER_DATA = {"data": "data", "novel-data": "novel_data"}
+"""Keys that `novel-data` and `join-data` exclude, where they come before them, and their fields."""
 
 
 class NodeKeys(Section):
@@ -171,21 +174,33 @@ class NodeKeys(Section):
         1, "Least number of local steps in a round with which a client answers; other requests are refused."
     )
     novel_data: str = setting(
-        "", "Data of a novel client, which receives a model on demand and does not train.", values="absolute path"
+        "",
+        "Data of a novel client, which receives a model on demand and does not train. Not together with `data`.",
+        values="absolute path",
     )
     novel_output: str = setting("", "Folder of the novel client's model.", values="absolute path")
     novel_epsilon: PositiveFloat | None = setting(
         None,
-        "Privacy budget ε of the noise on the client's descriptor. Not given: no noise.",
+        "Privacy budget ε of the noise on the client's descriptor; needs `novel-data` and `novel-delta`. Not given: no "
+        "noise.",
         values="number > 0",
     )
-    novel_delta: Probability | None = setting(None, "Privacy parameter δ of that noise.", values="number in (0, 1)")
+    novel_delta: Probability | None = setting(
+        None, "Privacy parameter δ of that noise; needs `novel-epsilon`.", values="number in (0, 1)"
+    )
     join_data: str = setting(
         "",
-        "Labelled data of a client that joins a finished run of `pfedhn` or `it-pfl`; needs `novel-output`.",
+        "Labelled data of a client that joins a finished run of `pfedhn` or `it-pfl`; needs `novel-output`. Not "
+        "together with `data` or `novel-data`.",
         values="`npz:FILE`, `csv:FILE`, `folder:PATH`",
     )
     simulated: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_delta(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Have a `novel-delta` that is not given compared with `novel-epsilon`, too."""
+        return {"novel-delta": None, **values} if "novel-epsilon" in values else values
 
     @field_validator(*_PATHS)
     @classmethod
@@ -210,3 +225,31 @@ class NodeKeys(Section):
     @classmethod
     def _named(cls, value: str, info: ValidationInfo) -> str:
         return owners_data(value, info.context)
+
+    @field_validator("novel_data", "join_data")
+    @classmethod
+    def _alone(cls, value: str, info: ValidationInfo) -> str:
+        given = [f"{key} = {info.data[name]!r}" for key, name in _OTHER_DATA.items() if info.data.get(name)]
+        if value and given:
+            raise ValueError(
+                f"cannot be given together with {' and '.join(given)}: a node trains, receives a model on demand, or "
+                f"joins a run; got {value!r}; keep one of them"
+            )
+        return value
+
+    @field_validator("novel_epsilon")
+    @classmethod
+    def _with_novel_data(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value is not None and info.data.get("novel_data") == "":
+            raise ValueError(
+                f"needs novel-data, of which it bounds the descriptor; got {value!r}; set it, or remove the noise"
+            )
+        return value
+
+    @field_validator("novel_delta")
+    @classmethod
+    def _with_epsilon(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if "novel_epsilon" in info.data and (value is None) != (info.data["novel_epsilon"] is None):
+            given = f"novel-epsilon = {info.data['novel_epsilon']!r}" if value is None else f"novel-delta = {value!r}"
+            raise ValueError(f"goes with novel-epsilon: give both or neither; got {given} alone")
+        return value

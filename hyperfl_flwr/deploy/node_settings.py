@@ -120,6 +120,7 @@ def _refuse_missing_files(folder: Path, node: "NodeConfig") -> None:
         "join-data": node.join_data.partition(":")[2],
         "data": node.data.partition(":")[2],
         "lpm-weights": node.lpm_weights.removeprefix("auto"),
+        "mixing-key-file": node.mixing_key_file,
         "peers-file": node.peers_file,
         "identity-key-file": node.identity_key_file,
     }

@@ -76,7 +76,6 @@ def test_the_shell_reads_the_arguments_that_were_meant(tmp_path: Path) -> None:
 def test_the_node_reads_at_run_time_what_was_checked(tmp_path: Path) -> None:
     """Every key keeps its value on the way through node.toml, the shell and Flower's parser."""
     text = """
-        data = "npz:mine.npz"
         data-root = "sets"
         group-by = "(p[0-9]+)_"
         lpm-weights = "body.pth"
@@ -107,26 +106,30 @@ def test_the_node_reads_at_run_time_what_was_checked(tmp_path: Path) -> None:
         max-loss-jump = 1
         min-samples = 20
         min-steps = 5
-        novel-data = "scans"
         novel-output = "~/out"
-        novel-epsilon = 10
-        novel-delta = 1e-5
-        join-data = "folder:scans"
     """
-    folder = node_folder(tmp_path / "node", text)
-    for name in ("mine.npz", "body.pth", "peers.toml", "node.key"):
-        (folder / name).touch()
-    (folder / "scans").mkdir()
-    checked = read_node_config(folder)
-    assert checked.model_fields_set == set(NodeConfig.model_fields) - {"simulated", "worker"}  # for start.sh
-    assert NodeConfig.of(parse_config_args([shlex.split(node_arguments(folder))[-1]])) == checked
+    kinds = (
+        'data = "npz:mine.npz"',
+        'novel-data = "scans"\nnovel-epsilon = 10\nnovel-delta = 1e-5',
+        'join-data = "folder:scans"',
+    )
+    seen: set[str] = set()
+    for number, kind in enumerate(kinds):  # a node has one kind of data
+        folder = node_folder(tmp_path / f"node-{number}", f"{text}\n{kind}\n")
+        for name in ("mine.npz", "body.pth", "secret", "peers.toml", "node.key"):
+            (folder / name).touch()
+        (folder / "scans").mkdir()
+        checked = read_node_config(folder)
+        seen |= checked.model_fields_set
+        assert NodeConfig.of(parse_config_args([shlex.split(node_arguments(folder))[-1]])) == checked
+    assert seen == set(NodeConfig.model_fields) - {"simulated", "worker"}  # for start.sh
 
 
 @pytest.mark.parametrize(
     "line",
     [
         'data = "npz:scans.npz"', 'data = "folder:scans"', 'novel-data = "scans"', 'peers-file = "scans"',
-        'identity-key-file = "scans"', 'lpm-weights = "scans"',
+        'identity-key-file = "scans"', 'lpm-weights = "scans"', 'mixing-key-file = "scans"',
     ],
 )  # fmt: skip
 def test_files_that_are_not_there_are_named_at_the_start(tmp_path: Path, line: str) -> None:
@@ -163,6 +166,37 @@ def test_all_that_is_wrong_is_told_together(tmp_path: Path) -> None:
         "novel-epsilon, novel-delta, join-data",
         "  - threads must be 'auto' or greater than 0; got 0",
     ]
+
+
+NOISE = "novel-epsilon = 10.0\nnovel-delta = 1e-5\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('data = "digits"\nnovel-data = "d"\n', "novel-data cannot be given together with data = 'digits'"),
+        ('data = "digits"\njoin-data = "folder:d"\n', "join-data cannot be given together with data = 'digits'"),
+        ('novel-data = "/d"\njoin-data = "folder:d"\n', "join-data cannot be given together with novel-data = '/d'"),
+        ('novel-data = "d"\nnovel-epsilon = 10.0\n', "novel-delta goes with novel-epsilon.* got novel-epsilon = 10.0 "),
+        ('novel-data = "d"\nnovel-delta = 1e-5\n', "novel-delta goes with novel-epsilon.* got novel-delta = 1e-05 "),
+        (f'data = "digits"\n{NOISE}', "novel-epsilon needs novel-data"),
+    ],
+)
+def test_settings_that_exclude_or_need_each_other(tmp_path: Path, text: str, told: str) -> None:
+    """They are refused before the node starts, from either side; a node would ignore one of them, or fail later."""
+    with pytest.raises(ConfigError, match=rf"node\.toml, {told}"):
+        read_settings(node_folder(tmp_path / "node", text))
+    read_settings(node_folder(tmp_path / "node", f'data = ""\njoin-data = ""\nnovel-data = "d"\n{NOISE}'))
+
+
+def test_one_wrong_setting_is_not_told_as_two(tmp_path: Path) -> None:
+    folder = node_folder(tmp_path / "node", "novel-data = 3\nnovel-epsilon = 0\n")
+    with pytest.raises(ConfigError, match="2 settings are wrong") as caught:
+        read_settings(folder)
+    assert "novel-delta" not in str(caught.value)
+    folder = node_folder(tmp_path / "node", f"novel-data = 3\n{NOISE}")
+    with pytest.raises(ConfigError, match=r"node\.toml, novel-data must be"):
+        read_settings(folder)
 
 
 @pytest.mark.parametrize("key", ["partition-id", "num-partitions", "simulated"])
