@@ -62,7 +62,7 @@ for unit in hyperfl-node-0 hyperfl-superlink; do
     [ "$now" != "$killed" ]
 done
 until_online
-as_clinic "hyperfl run --deployment fl --method fedavg --num-clients 2 --num-rounds 1 --output second"
+as_clinic "hyperfl run --deployment fl --method fedavg --num-clients 2 --num-rounds 1 --output /tmp/second"
 for unit in hyperfl-superlink hyperfl-node-0 hyperfl-node-1; do
     systemctl show --property Id,ActiveState,NRestarts,Result,User "$unit" | tr '\n' ' ' >>/results/active
     echo >>/results/active
@@ -71,4 +71,5 @@ systemctl stop hyperfl-node-0 hyperfl-node-1 hyperfl-superlink
 for unit in hyperfl-superlink hyperfl-node-0 hyperfl-node-1; do
     echo "$unit $(systemctl is-active "$unit" || true)" >>/results/stopped
 done
-for name in first second; do cp "/home/clinic/$name/summary.json" "/results/$name.json"; done
+cp /home/clinic/first/summary.json /results/first.json
+cp /tmp/second/summary.json /results/second.json # written by the service, which has no /tmp of its own

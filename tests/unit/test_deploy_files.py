@@ -285,6 +285,22 @@ def test_systemd_replaces_nothing_in_a_path() -> None:
     assert r'''ExecStart=/bin/sh "/a \"b\" %%h $$HOME \\/start.sh"''' in unit
 
 
+def test_only_nodes_have_a_tmp_of_their_own(deployment: Deployment) -> None:
+    """The SuperLink writes runs to the operator's folders, also below /tmp; a node to the folders that are named."""
+    superlink, node = (
+        (folder / name).read_text().splitlines()
+        for folder, name in (
+            (deployment.server, "hyperfl-superlink.service"),
+            (deployment.node(0), "hyperfl-node.service"),
+        )
+    )
+    assert not [line for line in superlink if line.startswith("PrivateTmp=")]
+    assert {"PrivateTmp=yes", "ProtectSystem=strict", "NoNewPrivileges=yes"} <= set(node)
+    assert {"ProtectSystem=full", "NoNewPrivileges=yes"} <= set(superlink)
+    comment = " ".join(line for line in node if line.startswith("#"))
+    assert all(word in comment for word in ("state-dir", "novel-output", "data-root", "lpm-weights", "XDG_CACHE_HOME"))
+
+
 @needs_shellcheck
 def test_shellcheck_finds_nothing_in_what_is_written(deployment: Deployment) -> None:
     scripts = list(deployment.folder.rglob("start.sh"))
