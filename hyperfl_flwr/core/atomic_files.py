@@ -12,19 +12,20 @@ from pathlib import Path
 from typing import IO
 
 
-def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, owner: os.stat_result | None = None) -> None:
     """Replace the content of a file; readers see either the old or the new content in full, even after a crash."""
-    with replacement(path, mode) as file:
+    with replacement(path, mode, owner=owner) as file:
         file.write(data)
 
 
 @contextlib.contextmanager
-def replacement(path: Path, mode: int) -> Iterator[IO[bytes]]:
+def replacement(path: Path, mode: int, *, owner: os.stat_result | None = None) -> Iterator[IO[bytes]]:
     """Open a temporary file that replaces `path` at the end of a `with` block, or is removed after an exception.
 
     Args:
         path: The file to replace or create, in an existing folder.
         mode: Its permissions.
+        owner: Status of something whose owner it gets if root writes it, see `owner_of`. None: it is root's.
 
     Raises:
         OSError: If it cannot be written, with its name.
@@ -41,6 +42,10 @@ def replacement(path: Path, mode: int) -> Iterator[IO[bytes]]:
             # The content must be on disk before the rename: after a power failure the new name could hold no data.
             file.flush()
             os.fsync(file.fileno())
+            if owner is not None and os.geteuid() == 0:
+                # File systems and containers may refuse it; the file is then root's, which is better than none.
+                with contextlib.suppress(OSError):
+                    os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
         temporary.chmod(mode)
         temporary.replace(path)
     except BaseException:
@@ -48,6 +53,11 @@ def replacement(path: Path, mode: int) -> Iterator[IO[bytes]]:
         raise
     # The rename itself is durable only after the folder is synced.
     sync_folder(path.parent)
+
+
+def owner_of(path: Path) -> os.stat_result:
+    """Return the status of a file or link or, if it does not exist, of its folder: whose what replaces it should be."""
+    return path.lstat() if os.path.lexists(path) else path.parent.stat()
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Checks for both sides of a deployment: files and their modes, disk space, certificates, versions."""
 
 import os
+import shlex
 import shutil
 import stat
 import tempfile
@@ -35,8 +36,9 @@ def files(folder: Path, names: Sequence[str]) -> Iterator[Finding]:
 
 
 def private(subject: str, paths: Sequence[Path]) -> Iterator[Finding]:
-    """Check that only their owner has access to files and folders; missing ones are skipped."""
+    """Check that only their owner has access, who owns their folder if it is one of them; missing ones are skipped."""
     there = [path for path in paths if path.exists()]
+    yield from _of_others(subject, there)
     opened = [path for path in there if stat.S_IMODE(path.stat().st_mode) & 0o077]
     for path in opened:
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -118,6 +120,15 @@ def same_versions(folder: Path) -> Iterator[Finding]:
             yield warning("versions", text, f"install {name} {expected}, because results may differ")
     if not others:
         yield ok("versions", ", ".join(f"{name} {version}" for name, version in shared_versions().items()))
+
+
+def _of_others(subject: str, paths: Sequence[Path]) -> Iterator[Finding]:
+    """Find what does not belong to the user whose folder it is in, as after a command that root has run."""
+    for path in paths:
+        owner, expected = path.stat().st_uid, path.parent.stat().st_uid
+        if path.parent in paths and owner != expected:
+            text = f"{path} belongs to uid {owner}, its folder to uid {expected}"
+            yield error(subject, text, f"sudo chown {expected} {shlex.quote(str(path))}")
 
 
 def _user() -> str:

@@ -6,6 +6,7 @@ requests with its key, which Flower reads in OpenSSH's format; the SuperLink kno
 
 import datetime
 import ipaddress
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from hyperfl_flwr.core.atomic_files import write_atomically
+from hyperfl_flwr.core.atomic_files import owner_of, write_atomically
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.protocol.secure_sums.peers import openssh
 
@@ -47,8 +48,8 @@ def write_authority(folder: Path) -> None:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
-    write_atomically(folder / "ca.key", _pem(key), mode=PRIVATE)
-    write_atomically(folder / "ca.crt", certificate.public_bytes(serialization.Encoding.PEM))
+    write_for_owner(folder / "ca.key", _pem(key), mode=PRIVATE)
+    write_for_owner(folder / "ca.crt", certificate.public_bytes(serialization.Encoding.PEM))
 
 
 def write_server_certificate(authority: Path, folder: Path, host: str, *, days: float = SERVER_DAYS) -> None:
@@ -76,8 +77,8 @@ def write_server_certificate(authority: Path, folder: Path, host: str, *, days: 
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .sign(signer, hashes.SHA384())
     )
-    write_atomically(folder / "server.key", _pem(key), mode=PRIVATE)
-    write_atomically(folder / "server.crt", certificate.public_bytes(serialization.Encoding.PEM))
+    write_for_owner(folder / "server.key", _pem(key), mode=PRIVATE)
+    write_for_owner(folder / "server.crt", certificate.public_bytes(serialization.Encoding.PEM))
 
 
 def write_node_key(folder: Path, comment: str) -> bytes:
@@ -87,9 +88,18 @@ def write_node_key(folder: Path, comment: str) -> bytes:
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
     public = public_line(key.public_key(), comment)
-    write_atomically(folder / "node.key", private, mode=PRIVATE)
-    write_atomically(folder / "node.pub", public)
+    write_for_owner(folder / "node.key", private, mode=PRIVATE)
+    write_for_owner(folder / "node.pub", public)
     return public
+
+
+def write_for_owner(file: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Write a file; if root does, it belongs to the user of the one that it replaces, or of the folder.
+
+    With `sudo`, the keys stay readable for the user who runs the service. What is written must be this user's to read:
+    nothing that was read from a file of the folder, which may be a link.
+    """
+    write_atomically(file, data, mode=mode, owner=owner_of(file))
 
 
 def public_line(key: ec.EllipticCurvePublicKey, comment: str) -> bytes:
@@ -154,6 +164,9 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
 def _read(file: Path, load: Callable[[bytes], Loaded]) -> Loaded:
     try:
         return load(file.read_bytes())
+    except PermissionError as error:
+        remedy = f"make it readable for this user (uid {os.getuid()}), or run the command as the user who may read it"
+        raise StateError(f"{file} cannot be read ({error.strerror}); {remedy}") from None
     except OSError as error:
         raise StateError(f"{file} cannot be read ({error.strerror}); restore it from a copy") from None
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:

@@ -5,6 +5,7 @@ not want to rely on the operator makes a new key, and the operator puts its publ
 """
 
 import base64
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import ConfigError, StateError
 from hyperfl_flwr.deploy.gate import GATE, header_value
-from hyperfl_flwr.deploy.keys import PRIVATE, public_line, read_node_key, read_public_key, write_node_key
+from hyperfl_flwr.deploy.keys import (
+    PRIVATE,
+    public_line,
+    read_node_key,
+    read_public_key,
+    write_for_owner,
+    write_node_key,
+)
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.node_settings import FILE, PLACE, NodeAddress, read_settings
 from hyperfl_flwr.protocol.secure_sums.peers import (
@@ -63,13 +71,14 @@ def own_key(folder: Path) -> Path:
     comment = f"node-{NodeAddress.read(folder).number}"
     key, old, public = folder / "node.key", folder / OLD_KEY, folder / "node.pub"
     if old.exists() and key.exists() and old.read_bytes() != key.read_bytes():
-        write_atomically(public, public_line(read_node_key(key).public_key(), comment))  # lost if this was interrupted
+        write_for_owner(public, public_line(read_node_key(key).public_key(), comment))  # lost if this was interrupted
         raise ConfigError(
             f"this node's key was already replaced ({old} is the one before); send {public} to the operator. To make "
             f"yet another key, first delete {OLD_KEY}"
         )
     if key.exists():
-        write_atomically(old, key.read_bytes(), mode=PRIVATE)
+        with key.open("rb") as file:  # if it is a link to a file of root, the copy is root's, too
+            write_atomically(old, file.read(), mode=PRIVATE, owner=os.fstat(file.fileno()))
     write_node_key(folder, comment)
     return public
 
@@ -103,7 +112,7 @@ def accept_key(deployment: Deployment, number: int, file: Path) -> Iterator[str]
     public = deployment.public_key(number)
     # nginx.conf first: afterwards the key that it replaces is no longer known.
     yield from _replace_in_gate(deployment, read_public_key(public), key)
-    write_atomically(public, public_line(key, f"node-{number}"))
+    write_for_owner(public, public_line(key, f"node-{number}"))
     yield str(public)
     write_peers(deployment)
     yield str(deployment.peers)
@@ -133,7 +142,7 @@ def write_peers(deployment: Deployment) -> Peers:
     text = peers_text(peers).encode()
     folders = [deployment.node(number) for number in range(deployment.num_nodes)]
     for file in (deployment.peers, *(folder / PEERS_FILE for folder in folders if folder.is_dir())):
-        write_atomically(file, text)
+        write_for_owner(file, text)
     return peers
 
 
@@ -164,7 +173,8 @@ def _replace_in_gate(
     file = deployment.server / GATE
     if not file.is_file():
         return
-    text = file.read_text()
+    with file.open() as opened:
+        text, status = opened.read(), os.fstat(opened.fileno())
     if header_value(new) in text:
         return
     if header_value(old) not in text:
@@ -172,5 +182,6 @@ def _replace_in_gate(
             f"{file} does not have the node's present key, so it was changed by hand; write this key there instead of "
             f"the node's, or delete the file if nginx is not used, and repeat: {header_value(new)}"
         )
-    write_atomically(file, text.replace(header_value(old), header_value(new)).encode(), mode=PRIVATE)
+    text = text.replace(header_value(old), header_value(new))
+    write_atomically(file, text.encode(), mode=PRIVATE, owner=status)
     yield str(file)

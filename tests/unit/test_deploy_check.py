@@ -1,5 +1,7 @@
 """`hyperfl deploy check`: each fault is caused on purpose, and reported under its subject with a remedy."""
 
+import errno
+import os
 import shutil
 import socket
 import sqlite3
@@ -14,12 +16,18 @@ from cryptography.hazmat.primitives import serialization
 from little_servers import NODE_COLUMNS, https_server
 from PIL import Image
 
-from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.errors import ConfigError, StateError
 from hyperfl_flwr.core.ports import free_port
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.deploy import check_node
 from hyperfl_flwr.deploy.check_server import check
-from hyperfl_flwr.deploy.keys import read_public_key, write_authority, write_node_key, write_server_certificate
+from hyperfl_flwr.deploy.keys import (
+    read_node_key,
+    read_public_key,
+    write_authority,
+    write_node_key,
+    write_server_certificate,
+)
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.provision import init, renew
 from hyperfl_flwr.launch import other_accounts
@@ -178,6 +186,28 @@ def test_what_others_could_read_or_is_missing(deployment: Deployment) -> None:
     found = errors(look(deployment.folder))
     assert "server.key (mode 640)" in found["modes"]
     assert "start.sh missing" in found["files"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may change a file's owner")
+def test_keys_of_another_user_than_their_folder_are_named(deployment: Deployment) -> None:
+    for folder in (deployment.server, deployment.node(0)):
+        os.chown(folder, 1234, -1)
+    (found,) = [one for one in look(deployment.node(0))["modes"] if one.level is Level.ERROR]
+    assert found.text.endswith("node.key belongs to uid 0, its folder to uid 1234")
+    assert found.remedy == f"sudo chown 1234 {deployment.node(0) / 'node.key'}"
+    texts = [one.text for one in look(deployment.folder)["modes"] if one.level is Level.ERROR]
+    assert any("server.key belongs to uid 0" in text for text in texts)
+
+
+def test_a_key_that_this_user_may_not_read_need_not_be_restored(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(StateError, match=r"node\.key cannot be read \(Permission denied\); make it readable for this"):
+        read_node_key(deployment.node(0) / "node.key")
 
 
 def test_public_keys_that_are_missing_and_a_number_of_nodes_that_was_changed(deployment: Deployment) -> None:

@@ -1,5 +1,6 @@
 """Keys of a deployment's nodes: `init` pins them, owners replace them, and the checks find lists that do not fit."""
 
+import os
 import shutil
 import sqlite3
 import stat
@@ -21,10 +22,12 @@ from hyperfl_flwr.deploy.keys import public_line, read_node_key, read_public_key
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.node_settings import NodeAddress, read_node_config
 from hyperfl_flwr.deploy.peers import accept_key, deployment_peers, describe, node_peers, own_key, write_peers
-from hyperfl_flwr.deploy.provision import init
+from hyperfl_flwr.deploy.provision import init, renew
 from hyperfl_flwr.deploy.registered_nodes import foreign_nodes, is_unregistered, registered_nodes
 from hyperfl_flwr.launch.findings import Finding, Level
 from hyperfl_flwr.protocol.secure_sums.peers import fingerprint, peers_text, read_identity, read_peers
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may change a file's owner")
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +86,39 @@ def test_an_owner_makes_a_key_that_the_operator_does_not_have(deployment: Deploy
     assert mode(folder / "node.key") == mode(folder / "node.key.old") == 0o600
     changed = {path.name for path in after if before.get(path) != after[path]}
     assert changed == {"node.key", "node.key.old", "node.pub"}
+
+
+@needs_root
+def test_keys_that_root_makes_stay_with_the_service_s_user(deployment: Deployment) -> None:
+    """The commands with sudo: the keys belong to the users of the two services, as before."""
+    for path in (deployment.node(0), *deployment.node(0).iterdir()):
+        os.chown(path, 1234, 2345)
+    for path in (deployment.server, deployment.server / "server.key", deployment.server / "nginx.conf"):
+        os.chown(path, 3456, 4567)
+    accept_key(deployment, 0, own_key(deployment.node(0)))
+    renew(deployment)
+    for folder, names, owner in (
+        (deployment.node(0), ("node.key", "node.key.old", "node.pub", "peers.toml"), (1234, 2345)),
+        (deployment.server, ("server.key", "nginx.conf"), (3456, 4567)),
+    ):
+        for name in names:
+            status = (folder / name).stat()
+            assert (status.st_uid, status.st_gid) == owner, name
+
+
+@needs_root
+def test_a_link_in_the_place_of_a_key_gives_away_nothing_of_root(deployment: Deployment, tmp_path: Path) -> None:
+    folder, secret = deployment.node(0), tmp_path / "secret"
+    secret.write_bytes(b"root's")
+    (folder / "node.key").unlink()
+    (folder / "node.key").symlink_to(secret)
+    for path in (folder, *folder.iterdir()):
+        os.chown(path, 1234, 2345, follow_symlinks=False)
+    own_key(folder)
+    assert (secret.read_bytes(), secret.stat().st_uid) == (b"root's", 0)
+    copy = (folder / "node.key.old").stat()
+    assert (copy.st_uid, mode(folder / "node.key.old")) == (0, 0o600)
+    assert (folder / "node.key").lstat().st_uid == 1234
 
 
 def test_a_key_is_not_replaced_twice_by_accident(deployment: Deployment) -> None:

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from hyperfl_flwr.config.table import default_settings
-from hyperfl_flwr.core.atomic_files import unwritable, write_atomically
+from hyperfl_flwr.core.atomic_files import owner_of, unwritable, write_atomically
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.storage import read_arrays, stored_bytes, write_arrays
 from hyperfl_flwr.launch import in_process_app
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may change a file's owner")
 
 ARRAYS = {"group/a": np.arange(6, dtype=np.float32).reshape(2, 3), "group/b": np.array([-1], np.int64)}
 META = {"round": 3, "name": "ä"}
@@ -82,6 +84,43 @@ def test_modes_do_not_depend_on_the_umask_or_on_the_old_file(tmp_path: Path, mod
             assert stat.S_IMODE(path.stat().st_mode) == mode
     finally:
         os.umask(old)
+
+
+@needs_root
+def test_root_keeps_a_file_s_owner_where_that_is_wanted(tmp_path: Path) -> None:
+    """A new file goes to the folder's owner, and a link is replaced as it is; nothing else changes its owner."""
+    os.chown(tmp_path, 1234, 2345)
+    (tmp_path / "other").write_bytes(b"root's")
+    (tmp_path / "link").symlink_to("other")
+    os.chown(tmp_path / "link", 3456, 4567, follow_symlinks=False)
+    (tmp_path / "old").touch()
+    os.chown(tmp_path / "old", 5678, 6789)
+    for name in ("old", "new", "link"):
+        write_atomically(tmp_path / name, b"x", mode=0o600, owner=owner_of(tmp_path / name))
+    write_atomically(tmp_path / "plain", b"x", mode=0o600)
+    found = {path.name: path.lstat() for path in tmp_path.iterdir()}
+    assert {name: (status.st_uid, status.st_gid) for name, status in found.items()} == {
+        "old": (5678, 6789), "new": (1234, 2345), "link": (3456, 4567), "other": (0, 0), "plain": (0, 0),
+    }  # fmt: skip
+    assert all(stat.S_IMODE(found[name].st_mode) == 0o600 for name in ("old", "new", "link", "plain"))
+    assert (tmp_path / "other").read_bytes() == b"root's"
+
+
+def test_only_root_gives_files_away_and_a_refusal_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+
+    def refused(_: int, uid: int, __: int) -> None:
+        given.append(uid)
+        raise PermissionError(errno.EPERM, "not permitted")
+
+    monkeypatch.setattr(os, "fchown", refused)
+    for user in (1000, 0):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        write_atomically(tmp_path / "key", str(user).encode(), owner=owner_of(tmp_path / "key"))
+        assert (tmp_path / "key").read_text() == str(user)
+    assert given == [tmp_path.stat().st_uid]
 
 
 @pytest.mark.parametrize("moment", ["replace", "fsync", "chmod"])
