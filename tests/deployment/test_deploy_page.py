@@ -68,7 +68,7 @@ class Machines:
 
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join([str(flower_command("flower-superlink").parent), os.environ.get("PATH", os.defpath)])
-        return {**os.environ, "PATH": path, "HOME": str(self.folder), "NO_PROXY": "localhost,127.0.0.1"}
+        return {**os.environ, "PATH": path, "HOME": str(self.folder)}
 
     def start(self, command: str, place: Path) -> "subprocess.Popen[bytes]":
         log = (self.folder / f"{len(self.running)}.log").open("wb")
@@ -81,8 +81,10 @@ class Machines:
         return started
 
     def finish(self, command: str, place: Path) -> tuple[int, str]:
+        # A node's commands ask the host as its SuperNode does, through a proxy; the start scripts exempt this host.
+        environment = self.environment() | dict.fromkeys(("NO_PROXY", "no_proxy"), "localhost,127.0.0.1")
         done = subprocess.run(
-            ["sh", "-c", command], cwd=place, env=self.environment(), stdin=subprocess.DEVNULL,
+            ["sh", "-c", command], cwd=place, env=environment, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE, check=False,
         )  # fmt: skip
         self.said[command] = done.stdout

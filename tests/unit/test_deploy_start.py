@@ -88,3 +88,37 @@ def test_a_superlink_says_that_its_port_is_taken(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert f"error: port {port} of this machine is in use" in done.stderr
     assert "Flower" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, ["127.0.0.1,localhost"] * 2),
+        ({"NO_PROXY": "example.org"}, ["example.org,127.0.0.1,localhost"] * 2),
+        ({"no_proxy": "example.org"}, ["example.org,127.0.0.1,localhost"] * 2),
+        ({"NO_PROXY": "a", "no_proxy": "b"}, ["a,127.0.0.1,localhost", "b,127.0.0.1,localhost"]),
+    ],
+)
+@pytest.mark.parametrize("place", ["server", "nodes/node-0"])
+def test_a_proxy_is_not_asked_for_this_machine(
+    place: str, given: dict[str, str], told: list[str], tmp_path: Path
+) -> None:
+    deployment = Deployment(folder=tmp_path / "fl", host="127.0.0.1", port=free_port(), num_nodes=1)
+    init(deployment)
+    folder, programs = deployment.folder / place, tmp_path / "programs"
+    programs.mkdir()
+    shown = '#!/bin/sh\nprintf "%s\\n" "$ALL_PROXY" "$NO_PROXY" "$no_proxy"\n'
+    for name, text in {
+        "hyperfl": '#!/bin/sh\nif [ "$2" = node-arguments ]; then echo --superlink localhost:1; fi\n',
+        "flower-superlink": shown,
+        "flower-supernode": shown,
+    }.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o700)
+    lines = [f"export {name}={value}" for name, value in {"ALL_PROXY": "http://proxy:3128", **given}.items()]
+    (folder / "environment").write_text("\n".join([f"HYPERFL_BIN='{programs}'", *lines, ""]))
+    done = subprocess.run(
+        ["sh", str(folder / "start.sh")], capture_output=True, text=True, check=True,
+        env={name: value for name, value in os.environ.items() if name.lower() != "no_proxy"},
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["http://proxy:3128", *told]
