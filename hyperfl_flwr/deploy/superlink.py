@@ -13,12 +13,12 @@ from pathlib import Path
 
 import httpx
 
-from hyperfl_flwr.core.errors import HyperFLError, RunDirectoryError, RunFailedError
+from hyperfl_flwr.core.errors import HyperFLError, RunDirectoryError, RunFailedError, StateError
 from hyperfl_flwr.core.folder_lock import lock_folder
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.probe import ask_health, is_refused
 from hyperfl_flwr.deploy.register import commands_environment
-from hyperfl_flwr.deploy.registered_nodes import registered_nodes
+from hyperfl_flwr.deploy.registered_nodes import readable, registered_nodes
 from hyperfl_flwr.launch.flower_client import FlowerClient, RunStatus
 
 HEALTH_SECONDS = 3.0
@@ -77,8 +77,14 @@ class DeployedSuperLink:
         return {number: number in online for number in range(self._deployment.num_nodes)}
 
     def new_notes(self) -> Iterable[str]:
-        """Return notes about nodes that went online or offline since the last call; at first, about all nodes."""
-        before, now = self._last_announced, self.nodes()
+        """Return notes about nodes that went online or offline since the last call; at first, about all nodes.
+
+        While the nodes cannot be read there are no notes: a run goes on without them.
+        """
+        try:
+            before, now = self._last_announced, self.nodes()
+        except StateError:
+            return
         self._last_announced = now
         if before is None:
             missing = [number for number, online in now.items() if not online]
@@ -97,8 +103,11 @@ class DeployedSuperLink:
 
         Raises:
             RunFailedError: If another run is active, with the command that stops it.
+            StateError: If the SuperLink's database cannot be read.
         """
-        for run_id, run in self._client.unfinished().items():
+        with readable(self._deployment.database):
+            unfinished = self._client.unfinished()
+        for run_id, run in unfinished.items():
             folder = str(run.settings.get("resume") or run.settings.get("output") or "")
             if folder and _is_abandoned(Path(folder), run.submitted):
                 self.stop(run_id)

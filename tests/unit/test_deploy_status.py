@@ -228,6 +228,19 @@ def test_a_locked_database_is_not_an_empty_one(made: Made, monkeypatch: pytest.M
         Status.of(made.deployment)
 
 
+def test_a_damaged_database_is_an_error_before_a_run_and_no_end_of_one(made: Made) -> None:
+    superlink = DeployedSuperLink(made.deployment)
+    first = ["online: node 0; offline: nodes 1, 2"]
+    whole = made.deployment.database.read_bytes()
+    made.deployment.database.write_bytes(b"garbage" * 1000)
+    with pytest.raises(StateError, match=r"cannot be read: .*; try again"):
+        superlink.require_free()
+    assert list(superlink.new_notes()) == []
+    made.deployment.database.write_bytes(whole)
+    superlink.require_free()
+    assert list(superlink.new_notes()) == first
+
+
 def test_a_new_deployment_has_nothing_yet(tmp_path: Path) -> None:
     deployment = Deployment(folder=tmp_path / "fl", host="127.0.0.1", port=free_port(), num_nodes=2)
     init(deployment)

@@ -136,7 +136,8 @@ def test_nodes_are_read_as_flower_writes_them(superlink: tuple[SqlLinkState, Pat
         state.create_node("owner", "owner", b"key 0", 30.0)
 
 
-def test_a_database_without_tables_has_no_nodes(tmp_path: Path) -> None:
+def test_a_database_without_tables_has_no_nodes_and_no_runs(tmp_path: Path) -> None:
     (tmp_path / "state.db").touch()
     assert database.registered_nodes(tmp_path / "state.db") == []
     assert database.unregistered_keys(tmp_path / "state.db") == set()
+    assert database.unfinished_runs(tmp_path / "state.db") == {}

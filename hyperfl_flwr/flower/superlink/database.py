@@ -91,12 +91,12 @@ def run_log(database: Path, run_id: int, position: int = 0) -> tuple[str, int]:
 
 
 def unfinished_runs(database: Path) -> dict[int, UnfinishedRun]:
-    """Return the unfinished runs by run id.
+    """Return the unfinished runs by run id; none if the SuperLink has not created its tables yet.
 
     Raises:
         sqlite3.Error: The database cannot be read.
     """
-    rows = _query(database, _UNFINISHED_QUERY)
+    rows = _of_tables(database, _UNFINISHED_QUERY)
     return {
         _unsigned(run_id): UnfinishedRun(
             settings=json.loads(settings or "{}"), submitted=datetime.fromisoformat(pending).astimezone(UTC)
