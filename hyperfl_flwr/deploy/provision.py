@@ -1,9 +1,9 @@
 """`hyperfl deploy init` and `renew`: write a deployment's files, see `hyperfl_flwr.deploy.layout` for their places."""
 
 import contextlib
-import getpass
 import ipaddress
 import os
+import pwd
 import shutil
 import sys
 from collections.abc import Iterator
@@ -116,7 +116,7 @@ def _write_server(deployment: Deployment) -> None:
     start = write_start(deployment)
     programs = Path(sys.executable).parent
     _write(server / "environment", render("environment.sh.jinja", program="flower-superlink", programs=programs))
-    unit = render("hyperfl-superlink.service.jinja", start=start, user=getpass.getuser())
+    unit = render("hyperfl-superlink.service.jinja", start=start, user=_user())
     _write(server / "hyperfl-superlink.service", unit)
 
 
@@ -153,6 +153,14 @@ def write_place(deployment: Deployment, number: int, folder: Path) -> None:
         {"number": number, "nodes": deployment.num_nodes, "host": deployment.host, "port": deployment.port}
     )
     write_atomically(folder / PLACE, place.text())
+
+
+def _user() -> str:
+    """Return the name of this process's user for a systemd unit; the number of one without an account."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
 
 
 def _write(file: Path, text: str, mode: int = 0o600) -> None:

@@ -1,5 +1,7 @@
 """The files of `hyperfl deploy init`: their modes, certificates that OpenSSL accepts, scripts that shells parse."""
 
+import os
+import pwd
 import re
 import shutil
 import stat
@@ -277,6 +279,17 @@ def test_a_shell_reads_the_folder_of_the_programs_as_it_was_given() -> None:
     folder = '/it\'s "a" $HOME `reboot` \\ %h; # a\u00a0b \U0001f468\u200d\U0001f469\nreboot'
     text = render("environment.sh.jinja", program="hyperfl", programs=folder)
     assert run("sh", "-c", f'{text}printf %s "$HYPERFL_BIN"') == folder
+
+
+def test_the_unit_names_the_user_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LOGNAME may name another one, and a container's user may have no account."""
+    monkeypatch.setenv("LOGNAME", "somebody")
+    account = pwd.getpwuid(os.getuid()).pw_name
+    unit = make(tmp_path / "with").server / "hyperfl-superlink.service"
+    assert f"\nUser={account}\n" in unit.read_text()
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    unit = make(tmp_path / "without").server / "hyperfl-superlink.service"
+    assert f"\nUser={2**31 - 7}\n" in unit.read_text()
 
 
 def test_systemd_replaces_nothing_in_a_path() -> None:
