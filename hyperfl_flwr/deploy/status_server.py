@@ -1,6 +1,7 @@
 """Serve the state of a deployment as a page, on this machine only; a request changes nothing."""
 
 import math
+import re
 import sys
 import threading
 import time
@@ -99,7 +100,7 @@ def _handler(content: Callable[[], bytes]) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             """Answer with the page; refuse other paths, and names by which another site could read it."""
-            host = self.headers.get("Host", "").rpartition(":")[0]
+            host = re.sub(r":[0-9]+\Z", "", self.headers.get("Host", ""))
             if host not in (LOOPBACK, "localhost"):
                 self.send_error(HTTPStatus.FORBIDDEN, "open it as 127.0.0.1 or localhost")
             elif self.headers.get("Sec-Fetch-Site") == "cross-site":

@@ -324,6 +324,11 @@ class TestServer:
         assert "/another" in self.ask(server)[1]
         assert self.ask(server, host=f"localhost:{server.server_address[1]}")[0] == 200
 
+    def test_the_host_may_lack_a_port(self, server: StatusServer) -> None:
+        """A browser leaves out that of HTTP, which a tunnel may have."""
+        for host in ("127.0.0.1", "localhost"):
+            assert self.ask(server, host=host)[0] == 200, host
+
     def test_other_paths_are_not_there(self, server: StatusServer) -> None:
         for path in ("/x", "/../etc/passwd", "/?a=b", "/favicon.ico"):
             assert self.ask(server, path=path)[0] == 404, path
@@ -333,7 +338,7 @@ class TestServer:
             assert self.ask(server, method=method)[0] == 501, method
 
     @pytest.mark.parametrize(
-        "host", ["evil.example", "evil.example:8790", "192.0.2.1:8790", "127.0.0.1.evil.example:1"]
+        "host", ["evil.example", "evil.example:8790", "192.0.2.1:8790", "127.0.0.1.evil.example:1", "127.0.0.1:evil"]
     )
     def test_other_sites_cannot_read_it(self, server: StatusServer, host: str) -> None:
         """A site whose name leads to this machine has its own name in the request."""
