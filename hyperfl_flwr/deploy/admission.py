@@ -1,5 +1,6 @@
 """Wait until the SuperLink accepts a node, and explain a refusal, before the start script starts the SuperNode."""
 
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +52,8 @@ def wait_for_admission(folder: Path, note: Callable[[str], None], patience: floa
             )
         if registration is Registration.REFUSED:
             raise StateError(
-                f"the SuperLink refuses this node's signature; `hyperfl deploy check {folder}` compares the clocks"
+                f"the SuperLink refuses this node's signature; `hyperfl deploy check {shlex.quote(str(folder))}` "
+                f"compares the clocks"
             )
         if registration is not Registration.IN_USE:
             return

@@ -43,7 +43,7 @@ def private(subject: str, paths: Sequence[Path]) -> Iterator[Finding]:
     for path in opened:
         mode = stat.S_IMODE(path.stat().st_mode)
         text = f"other users have access to {path} (mode {mode:03o})"
-        yield error(subject, text, f"chmod go= '{path}'")
+        yield error(subject, text, f"chmod go= {shlex.quote(str(path))}")
     if there and not opened:
         yield ok(subject, f"{', '.join(path.name for path in there)}: accessible to their owner only")
 

@@ -1,5 +1,6 @@
 """Checks of the keys for secure sums: the list of a node's peers, and the lists on the operator's machine."""
 
+import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +46,7 @@ def pinned_keys(folder: Path, place: NodeAddress, node: "NodeConfig") -> Iterato
     if identity_file != folder / "node.key":  # this one has its own check
         yield from machine.private("identity-key-file", [identity_file])
     if stat.S_IMODE(file.stat().st_mode) & 0o022:
-        yield error(SUBJECT, f"other users can change {file}", f"chmod go-w '{file}'")
+        yield error(SUBJECT, f"other users can change {file}", f"chmod go-w {shlex.quote(str(file))}")
     new_list = f"ask the operator for the present {PEERS_FILE}, and compare its fingerprint with the other owners"
     if set(peers) != set(range(max(place.nodes, len(peers)))):  # nodes may have been added since place.toml was written
         numbers = ", ".join(map(str, peers))
@@ -86,7 +87,7 @@ def listed_keys(deployment: Deployment) -> Iterator[Finding]:
     folders = [deployment.node(number) for number in range(deployment.num_nodes)]
     files = [deployment.peers, *(folder / PEERS_FILE for folder in folders if folder.is_dir())]
     found = {str(file.relative_to(deployment.folder)): _peers(file) for file in files}
-    remedy = f"hyperfl deploy peers '{deployment.folder}', and send peers.toml to all owners"
+    remedy = f"hyperfl deploy peers {shlex.quote(str(deployment.folder))}, and send peers.toml to all owners"
     earlier = [name for name, each in found.items() if each and each != peers and each.items() <= peers.items()]
     others = [name for name, each in found.items() if each != peers and name not in earlier]
     if others:

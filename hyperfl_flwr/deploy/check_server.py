@@ -1,6 +1,7 @@
 """`hyperfl deploy check` on the operator's machine: check files, certificates, the SuperLink and the nodes."""
 
 import errno
+import shlex
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -139,10 +140,12 @@ def _running(deployment: Deployment, answer: Answer) -> Iterator[Finding]:
 def _no_answer(deployment: Deployment, found: Finding) -> Finding:
     """Return whether the SuperLink does not run, or another program uses its port."""
     if not is_in_use(LOOPBACK, deployment.port):
-        return warning("superlink", "not running", f"start it: sh '{deployment.server / 'start.sh'}'")
+        start = shlex.quote(str(deployment.server / "start.sh"))
+        return warning("superlink", "not running", f"start it: sh {start}")
     if found.subject == CERTIFICATE:
         return found
-    remedy = "end that program, or choose another port in deployment.toml, start.sh and each node's place.toml"
+    move = f"hyperfl deploy move {shlex.quote(str(deployment.folder))} --port PORT"
+    remedy = f"end that program, or choose another port: {move}, and the same in each node's folder"
     return error("port", f"{deployment.port} is in use by another program: {found.text}", remedy)
 
 
@@ -171,7 +174,7 @@ def _nodes(deployment: Deployment, *, is_running: bool) -> Iterator[Finding]:
         yield error("nodes", str(failure), "restore server/keys from a copy; the node's owner has node.pub as well")
         return
     everyone = range(deployment.num_nodes)
-    register = f"hyperfl deploy register '{deployment.folder}' while the SuperLink runs"
+    register = f"hyperfl deploy register {shlex.quote(str(deployment.folder))} while the SuperLink runs"
     if foreign:
         yield error("nodes", f"replaced keys that can still connect: {len(foreign)}", register)
     if unknown := [number for number in everyone if number not in nodes]:

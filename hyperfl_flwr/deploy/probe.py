@@ -1,5 +1,6 @@
 """Probe a SuperLink from a node or the operator's machine: connection, certificate and clock, as findings."""
 
+import shlex
 import socket
 import ssl
 from collections.abc import Iterator
@@ -165,7 +166,11 @@ def _distrusted(cause: ssl.SSLCertVerificationError, host: str, place: str) -> F
     if cause.verify_code == _NOT_YET:
         return error(subject, f"the certificate of {place} is not valid yet", "set this machine's clock")
     if cause.verify_code in _WRONG_NAMES:
-        remedy = "the operator sets `host` in deployment.toml, runs `hyperfl deploy renew` and restarts the SuperLink"
+        remedy = (
+            f"if this is the SuperLink's host, the operator runs `hyperfl deploy move DIR --host {shlex.quote(host)}`, "
+            f"or `hyperfl deploy renew DIR` if it is the deployment's host already, and restarts the SuperLink; "
+            f"otherwise run `hyperfl deploy move NODE --host HOST` with its host in place of HOST on this machine"
+        )
         return error(subject, f"the certificate of {place} is not valid for {host}", remedy)
     remedy = "it is the SuperLink of another deployment, or the connection is intercepted; ask the operator for ca.crt"
     return error(

@@ -1,6 +1,7 @@
 """`hyperfl deploy register`: register the nodes' public keys with the SuperLink."""
 
 import os
+import shlex
 from collections.abc import Iterator
 
 from hyperfl_flwr.core.errors import RunFailedError
@@ -66,10 +67,8 @@ def register(deployment: Deployment) -> Iterator[str]:
 
 
 def _remedy(deployment: Deployment) -> str:
-    return (
-        f"is the SuperLink running ({deployment.server / 'start.sh'})? `hyperfl deploy check {deployment.folder}` "
-        f"finds the cause"
-    )
+    start, folder = (shlex.quote(str(path)) for path in (deployment.server / "start.sh", deployment.folder))
+    return f"is the SuperLink running ({start})? `hyperfl deploy check {folder}` finds the cause"
 
 
 def _problem(flower: FlowerCommands, *words: str) -> str:

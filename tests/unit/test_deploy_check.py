@@ -2,6 +2,8 @@
 
 import errno
 import os
+import re
+import shlex
 import shutil
 import socket
 import sqlite3
@@ -30,6 +32,7 @@ from hyperfl_flwr.deploy.keys import (
 )
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.provision import init, renew
+from hyperfl_flwr.deploy.register import _remedy
 from hyperfl_flwr.launch import other_accounts
 from hyperfl_flwr.launch.findings import Finding, Level
 from hyperfl_flwr.launch.machine_checks import gpus
@@ -208,6 +211,28 @@ def test_a_key_that_this_user_may_not_read_need_not_be_restored(
     monkeypatch.setattr(Path, "read_bytes", refused)
     with pytest.raises(StateError, match=r"node\.key cannot be read \(Permission denied\); make it readable for this"):
         read_node_key(deployment.node(0) / "node.key")
+
+
+def test_commands_hold_paths_that_a_shell_would_split(tmp_path: Path) -> None:
+    deployment = Deployment(folder=tmp_path / "o'brien's node", host="127.0.0.1", port=free_port(), num_nodes=1)
+    init(deployment)
+    opened = [deployment.server / "server.key", deployment.node(0) / "peers.toml"]
+    opened[0].chmod(0o644)
+    opened[1].chmod(0o666)
+    deployment.peers.unlink()
+    found, folder = look(deployment.folder), str(deployment.folder)
+    with https_server(None, port=deployment.port):
+        taken = look(deployment.folder)["port"][0].remedy
+    words = [
+        (found["modes"][0].remedy, ["chmod", "go=", str(opened[0])]),
+        (look(deployment.node(0))["peers"][0].remedy, ["chmod", "go-w", str(opened[1])]),
+        (found["peers"][0].remedy.partition(", and")[0], ["hyperfl", "deploy", "peers", folder]),
+        (found["superlink"][0].remedy.removeprefix("start it: "), ["sh", str(deployment.server / "start.sh")]),
+        (found["nodes"][0].remedy.partition(" while")[0], ["hyperfl", "deploy", "register", folder]),
+        (re.findall(r"port: (.*), and", taken)[0], ["hyperfl", "deploy", "move", folder, "--port", "PORT"]),
+        (re.findall(r"`(.*)`", _remedy(deployment))[0], ["hyperfl", "deploy", "check", folder]),
+    ]
+    assert [shlex.split(command) for command, _ in words] == [expected for _, expected in words]
 
 
 def test_public_keys_that_are_missing_and_a_number_of_nodes_that_was_changed(deployment: Deployment) -> None:

@@ -63,8 +63,10 @@ def test_a_certificate_for_another_host(folder: Path) -> None:
         assert (subject, "refuses connections" in text) == ("connection", True)  # nothing listens there
     with https_server(folder) as port:
         subject, text = told("127.1", port, folder / "ca.crt")  # another way to write 127.0.0.1: the same server
+        remedy = probe("127.1", port, folder / "ca.crt")[1].remedy
     assert subject == "certificate"
     assert "is not valid for 127.1" in text
+    assert "`hyperfl deploy move DIR --host 127.1`" in remedy
 
 
 def test_a_server_without_tls(folder: Path) -> None:

@@ -5,6 +5,7 @@ The SuperLink's answers are real in tests/deployment; here each test lists them.
 
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -28,7 +29,7 @@ Answers = Callable[..., list[str]]
 @pytest.fixture
 def wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
     """Return a function that waits for a SuperLink with the given answers, each given once, and returns the notes."""
-    deployment = Deployment(folder=tmp_path / "fl", host="127.0.0.1", port=free_port(), num_nodes=1)
+    deployment = Deployment(folder=tmp_path / "an owner's fl", host="127.0.0.1", port=free_port(), num_nodes=1)
     init(deployment)
     monkeypatch.setattr(hyperfl_flwr.deploy.admission, "POLL_SECONDS", 0.0)
 
@@ -73,6 +74,14 @@ def test_the_address_of_a_superlink_that_does_not_answer_is_shown(wait: Answers)
 def test_what_waiting_does_not_mend_is_told(answer: Registration, text: str, wait: Answers) -> None:
     with pytest.raises(StateError, match=text):
         wait(answer)
+
+
+def test_the_command_that_compares_the_clocks_holds_any_path(wait: Answers, tmp_path: Path) -> None:
+    with pytest.raises(StateError) as told:
+        wait(Registration.REFUSED)
+    (command,) = re.findall(r"`(.*)`", str(told.value))
+    node = tmp_path / "an owner's fl" / "nodes" / "node-0"
+    assert shlex.split(command) == ["hyperfl", "deploy", "check", str(node)]
 
 
 def test_a_superlink_says_that_its_port_is_taken(tmp_path: Path) -> None:
