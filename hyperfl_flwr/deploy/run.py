@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.core.errors import HyperFLError, RunFailedError
 from hyperfl_flwr.core.folder_lock import wait_for_folder
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.toml_files import settings_text
@@ -94,16 +94,33 @@ def submit(superlink: DeployedSuperLink, deployment: Deployment, planned: Plan, 
 
 @contextlib.contextmanager
 def stopped_on_interrupt(superlink: DeployedSuperLink, run_id: int, observer: RunCallbacks) -> Iterator[None]:
-    """Stop the run when the user interrupts this process, and wait until its folder is free for a resume."""
+    """Stop the run when the user interrupts this process, and wait until its folder is free for a resume.
+
+    If it may go on, a note says why, with the command that stops it.
+    """
     try:
         yield
     except KeyboardInterrupt:
         observer.on_note("stopping the run; the SuperLink and the nodes keep running")
-        superlink.stop(run_id)
-        end = time.monotonic() + STOP_SECONDS
-        while not superlink.status(run_id).finished and time.monotonic() < end:
-            time.sleep(POLL_SECONDS)
+        if problem := _stop(superlink, run_id):
+            observer.on_note(f"the run may go on: {problem}; stop it: {superlink.stop_command(run_id)}")
         raise
+
+
+def _stop(superlink: DeployedSuperLink, run_id: int) -> str:
+    """Stop a run and wait for its end; returns why it may go on, an empty text if it has ended."""
+    end = time.monotonic() + STOP_SECONDS
+    try:
+        superlink.stop(run_id)
+        while not superlink.status(run_id).finished:
+            if time.monotonic() > end:
+                return f"it has not ended after {STOP_SECONDS:g} s"
+            time.sleep(POLL_SECONDS)
+    except HyperFLError as error:
+        return str(error)
+    except KeyboardInterrupt:
+        return "you interrupted its end, too"
+    return ""
 
 
 def wait_for_a_node(

@@ -102,7 +102,7 @@ class DeployedSuperLink:
             announce: Receives a note about each run that is stopped.
 
         Raises:
-            RunFailedError: If another run is active, with the command that stops it.
+            RunFailedError: If another run is active, with the command that stops it, or if one could not be stopped.
             StateError: If the SuperLink's database cannot be read.
         """
         with readable(self._deployment.database):
@@ -115,7 +115,7 @@ class DeployedSuperLink:
             else:
                 raise RunFailedError(
                     f"another run is active on the SuperLink: {run_id}{f' in {folder}' if folder else ''}; wait for it "
-                    f"or stop it: FLWR_HOME={shlex.quote(str(self._deployment.flower_home))} flwr stop {run_id}"
+                    f"or stop it: {self.stop_command(run_id)}"
                 )
 
     def submit(self, app: Path, run_config: Path) -> int:
@@ -151,8 +151,16 @@ class DeployedSuperLink:
         return self._client.log_tail(run_id, lines)
 
     def stop(self, run_id: int) -> None:
-        """Stop a run; the SuperLink and the nodes keep running."""
+        """Stop a run; the SuperLink and the nodes keep running.
+
+        Raises:
+            RunFailedError: If Flower did not stop it.
+        """
         self._client.stop(run_id)
+
+    def stop_command(self, run_id: int) -> str:
+        """Return the command with which the user stops a run."""
+        return f"FLWR_HOME={shlex.quote(str(self._deployment.flower_home))} flwr stop {run_id}"
 
     @property
     def _address(self) -> str:

@@ -102,14 +102,18 @@ class FlowerClient:
         output = self._flwr(*words, *(["--federation-config", federation] if federation else []))
         document = json_in(output)
         if document.get("success") is not True or not str(document.get("run-id", "")).isdigit():
-            # Flower prints warnings before the error, separated by an empty line.
-            message = str(document.get("error-message", output)).strip().rpartition("\n\n")[2]
-            raise RunFailedError(f"Flower did not accept the run: {message.strip()}")
+            raise RunFailedError(f"Flower did not accept the run: {_reason(output)}")
         return int(str(document["run-id"]))
 
     def stop(self, run_id: int) -> None:
-        """Stop a run; no effect on a run that has ended."""
-        self._flwr("stop", str(run_id), CONNECTION)
+        """Stop a run; no effect on a run that has ended.
+
+        Raises:
+            RunFailedError: If Flower did not stop it.
+        """
+        output = self._flwr("stop", str(run_id), CONNECTION, "--format", "json")
+        if json_in(output).get("success") is not True and not self.status(run_id, now=True).finished:
+            raise RunFailedError(f"Flower did not stop the run: {_reason(output)}")
 
     def unfinished(self) -> dict[int, UnfinishedRun]:
         """Return the runs that have not ended, from the database, by run id.
@@ -175,3 +179,8 @@ class FlowerClient:
         """Run a `flwr` command and return its output."""
         with self._commands:  # the next one comes in minutes, if at all
             return self._commands.run(*words)
+
+
+def _reason(output: str) -> str:
+    """Return the error in a failed command's output, before which Flower prints warnings and an empty line."""
+    return str(json_in(output).get("error-message", output)).strip().rpartition("\n\n")[2].strip()

@@ -1,7 +1,9 @@
 """`hyperfl deploy status`: what it reads of a SuperLink's database and of runs, as text, as JSON and as a page."""
 
+import contextlib
 import http.client
 import json
+import shlex
 import shutil
 import sqlite3
 import threading
@@ -26,12 +28,13 @@ from hyperfl_flwr.deploy.keys import read_public_key
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.provision import init
 from hyperfl_flwr.deploy.registered_nodes import registered_nodes
-from hyperfl_flwr.deploy.run import submit, wait_for_a_node
+from hyperfl_flwr.deploy.run import stopped_on_interrupt, submit, wait_for_a_node
 from hyperfl_flwr.deploy.status import MOST_PROBLEMS, Status
 from hyperfl_flwr.deploy.status_server import StatusServer, status_page
 from hyperfl_flwr.deploy.superlink import DeployedSuperLink
 from hyperfl_flwr.flower.superlink import database
-from hyperfl_flwr.launch.flower_env import can_use_database_file
+from hyperfl_flwr.launch.flower_client import FlowerClient
+from hyperfl_flwr.launch.flower_env import CONNECTION, can_use_database_file
 from hyperfl_flwr.launch.follow import RunCallbacks
 from hyperfl_flwr.launch.plans import Plan
 
@@ -179,6 +182,66 @@ def test_only_a_run_whose_process_died_is_stopped_for_another_one(
     superlink.require_free(notes.append)
     (run_id,) = database.unfinished_runs(made.deployment.database)
     assert (stopped, notes) == ([run_id], [f"stopped run {run_id} in {run}: no process writes there any more"])
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_run_that_flower_does_not_stop_is_an_error_unless_it_has_ended(
+    made: Made, monkeypatch: pytest.MonkeyPatch, *, finished: bool
+) -> None:
+    task = made.new_run(output="/elsewhere")
+    (run_id,) = database.unfinished_runs(made.deployment.database)
+    if finished:
+        assert made.state.finish_task(task, "failed", "no disk")
+    words = []
+
+    def refused(_: object, *given: str) -> str:
+        words.extend(given)
+        return '{"success": false, "error-message": "a warning\\n\\nit is no day for that"}'
+
+    monkeypatch.setattr(FlowerClient, "_flwr", refused)
+    told = contextlib.nullcontext() if finished else pytest.raises(RunFailedError, match=r"run: it is no day for that$")
+    with told:
+        DeployedSuperLink(made.deployment).stop(run_id)
+    assert words == ["stop", str(run_id), CONNECTION, "--format", "json"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (None, "it has not ended after 0 s"),
+        (RunFailedError("no answer"), "no answer"),
+        (KeyboardInterrupt(), "you interrupted its end, too"),
+    ],
+)
+def test_an_interrupt_says_if_the_run_may_go_on(
+    made: Made, monkeypatch: pytest.MonkeyPatch, fault: BaseException | None, reason: str
+) -> None:
+    task = made.new_run(output="/elsewhere")
+    (run_id,) = database.unfinished_runs(made.deployment.database)
+    superlink, notes = DeployedSuperLink(made.deployment), []
+    monkeypatch.setattr(superlink, "_answers", lambda: True)
+    monkeypatch.setattr(hyperfl_flwr.deploy.run, "STOP_SECONDS", 0.0)
+
+    def stop(_: int) -> None:
+        if fault is not None:
+            raise fault
+
+    monkeypatch.setattr(superlink, "stop", stop)
+
+    def interrupt() -> list[str]:
+        notes.clear()
+        with (
+            pytest.raises(KeyboardInterrupt),
+            stopped_on_interrupt(superlink, run_id, RunCallbacks(on_note=notes.append)),
+        ):
+            raise KeyboardInterrupt
+        return notes[1:]
+
+    command = f"FLWR_HOME={shlex.quote(str(made.deployment.flower_home))} flwr stop {run_id}"
+    assert interrupt() == [f"the run may go on: {reason}; stop it: {command}"]
+    fault = None
+    assert made.state.finish_task(task, "stopped", "")
+    assert interrupt() == []
 
 
 def test_of_two_commands_that_wait_for_a_node_one_submits_its_run(
