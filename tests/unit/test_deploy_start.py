@@ -100,17 +100,18 @@ def test_a_superlink_says_that_its_port_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [
         ({}, ["127.0.0.1,localhost"] * 2),
         ({"NO_PROXY": "example.org"}, ["example.org,127.0.0.1,localhost"] * 2),
         ({"no_proxy": "example.org"}, ["example.org,127.0.0.1,localhost"] * 2),
+        ({"NO_PROXY": "'*'"}, ["*", "*"]),
         ({"NO_PROXY": "a", "no_proxy": "b"}, ["a,127.0.0.1,localhost", "b,127.0.0.1,localhost"]),
     ],
 )
 @pytest.mark.parametrize("place", ["server", "nodes/node-0"])
 def test_a_proxy_is_not_asked_for_this_machine(
-    place: str, given: dict[str, str], told: list[str], tmp_path: Path
+    place: str, given: dict[str, str], expected: list[str], tmp_path: Path
 ) -> None:
     deployment = Deployment(folder=tmp_path / "fl", host="127.0.0.1", port=free_port(), num_nodes=1)
     init(deployment)
@@ -130,4 +131,4 @@ def test_a_proxy_is_not_asked_for_this_machine(
         ["sh", str(folder / "start.sh")], capture_output=True, text=True, check=True,
         env={name: value for name, value in os.environ.items() if name.lower() != "no_proxy"},
     )  # fmt: skip
-    assert done.stdout.splitlines() == ["http://proxy:3128", *told]
+    assert done.stdout.splitlines() == ["http://proxy:3128", *expected]
