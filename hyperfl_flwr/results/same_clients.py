@@ -51,6 +51,6 @@ def numbers_text(counts: Mapping[str, object]) -> str:
         return ""
     shown = ", ".join(f"{name} {count}" for name, count in counts.items())
     return (
-        f"Personalized means are over different numbers of clients, as some failed or were away: {shown}. Differences "
-        f"are of the clients that both have."
+        f"Personalized means are over different numbers of clients: {shown}. A client that has failed, was away or was "
+        f"not drawn is in no mean. Differences are of the clients that both have."
     )

@@ -293,6 +293,37 @@ def test_a_page_compares_a_row_with_the_same_clients(tmp_path: Path) -> None:
     assert all(text.endswith(", 1 seed)") for text in one.values())
 
 
+@in_a_checkout
+def test_the_page_has_what_liars_cost_the_same_clients() -> None:
+    """The accuracies of the honest clients beside those of the same clients in the run in which nobody lies."""
+    cells = read_records(find_records("what-to-choose")).cells
+
+    def cost(row: str, column: str) -> str:
+        clean, attacked = (cells[row, name, 0]["summary"]["test_accuracy_per_client"] for name in ("accuracy", column))
+        honest = [client for client, accuracy in enumerate(attacked) if accuracy is not None]
+        assert len(honest) == 8
+        return f"{100 * sum(clean[client] - attacked[client] for client in honest) / len(honest):.1f}"
+
+    flips, hidden, noisy = (
+        {row: cost(f"{row}{defence}", column) for row in rows}
+        for rows, defence, column in (
+            (("fedavg", "fedrep", "pfedhn", "hyperfl"), "", "sign-flip"),
+            (("fedavg", "fedrep", "pfedhn", "hyperfl", "hyperfl-frozen"), "", "alie"),
+            (("fedrep", "hyperfl"), "-clients", "alie"),
+        )
+    )
+    assert max(map(float, hidden.values())) == 0
+    won_back = float(flips["fedavg"]) - float(cost("fedavg", "sign-flip-krum"))
+    text = " ".join((ROOT / "docs" / "privacy" / "what-to-choose.md").read_text().split())
+    for sentence in (
+        f"FedAvg {flips['fedavg']} points by sign flips, FedRep {flips['fedrep']}, pFedHN {flips['pfedhn']}, "
+        f"HyperFL {flips['hyperfl']}; ALIE none without a defence.",
+        f"ALIE costs HyperFL {noisy['hyperfl']} points, FedRep {noisy['fedrep']}",
+        f"Multi-Krum wins back {won_back:.1f} of FedAvg's points",
+    ):
+        assert sentence in text
+
+
 def drawn(figure: Figure, picture: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, dict[str, str], set[str]]:
     """Draw a figure; return its title, the labels of the study's rows in it, and the rows that it had cells of."""
     found: list[tuple[str, dict[str, str], set[str]]] = []
