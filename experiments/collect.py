@@ -1,25 +1,23 @@
 """Collect the results of a study's finished cells, and the paper's numbers to compare them with, for tables."""
 
 import itertools
-import json
 import statistics
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.restored import is_restored
+from experiments.finished import Finished, fewer_text, in_unit
 from experiments.runner import StudyManifest, differences, seeds_in
 from experiments.study import Study
 from experiments.study_axes import Expected, Line
-from experiments.units import best_of, unit_of
+from experiments.units import best_of
 from hyperfl_flwr.core.errors import RunDirectoryError
-from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import REGRESSION
 from hyperfl_flwr.metrics.intervals import Interval
-from hyperfl_flwr.results.differences import Scores, interval_of, means_over_seeds, scores_of
-from hyperfl_flwr.results.same_clients import Division, division_of
-from hyperfl_flwr.runs.run_directory import has_secure_sums, read_manifest, settings_of
+from hyperfl_flwr.results.differences import Scores, interval_of, means_over_seeds
+from hyperfl_flwr.results.same_clients import Division
+from hyperfl_flwr.runs.run_directory import has_secure_sums, read_manifest
 from hyperfl_flwr.runs.summary import NOT_KNOWN, OF_SINGLE_CLIENTS
 
 FAILED = "failed"
@@ -32,10 +30,6 @@ NOT_REACHED = "not reached"
 
 ROUNDS_TO_TARGET = ("rounds_to_target", "rounds_to_target_aggregate")
 """Numbers of summary.json that are None in a run that has not reached its `target-accuracy`."""
-
-
-NO_SCORES = "no values of single clients"
-"""Text in the place of a number that needs them, where summary.json or a record has the mean over the clients only."""
 
 Place = tuple[str, str, int]
 """Row, column and seed of a cell."""
@@ -54,6 +48,7 @@ class Entry:
         scores: The numbers of single clients by seed and client, in the study's unit; empty if they are not known.
         no_scores: Reason why `scores` is empty, if there are runs.
         divisions: What determines the clients and their test data, one per run.
+        fewer: Over how many clients the means are, see `fewer_text`; empty if each is over all clients of its run.
     """
 
     values: Sequence[float]
@@ -64,6 +59,7 @@ class Entry:
     scores: Scores = field(default_factory=dict)
     no_scores: str = ""
     divisions: Sequence[Division] = ()
+    fewer: str = ""
 
     @property
     def mean(self) -> float:
@@ -89,51 +85,6 @@ class Entry:
         if not self.scores or len({seed for seed, _ in self.scores}) < len(self.values):
             return None
         return interval_of(means_over_seeds(self.scores))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finished:
-    """The result of a finished cell.
-
-    Attributes:
-        seed: The cell's seed.
-        data_seed: Seed of the data's division.
-        division: What determines the clients and their test data.
-        summary: Contents of summary.json.
-        has_secure_sums: Whether the numbers of single clients are not known.
-        is_restored: Whether the cell was restored from its record.
-    """
-
-    seed: int
-    data_seed: Scalar
-    division: Division
-    summary: Mapping[str, Any]
-    has_secure_sums: bool
-    is_restored: bool
-
-    @classmethod
-    def read(cls, seed: int, path: Path, manifest: Mapping[str, Any]) -> "Finished":
-        """Read the folder of a cell."""
-        settings = settings_of(path)
-        return cls(
-            seed=seed,
-            data_seed=settings["data.seed"],
-            division={**division_of(settings, manifest), "data.seed": settings["data.seed"]},
-            summary=json.loads((path / "summary.json").read_text()),
-            has_secure_sums=has_secure_sums(manifest),
-            is_restored=is_restored(path),
-        )
-
-    def scores(self, metric: str) -> Scores:
-        """Return a number of each client that has one, in the metric's unit."""
-        found = scores_of(self.summary, metric, self.seed, self.data_seed)
-        return {place: _in_unit(value, metric) for place, value in found.items()}
-
-    def no_scores(self, metric: str) -> str:
-        """Return the text in the place of a number of single clients, if there is none."""
-        if f"{metric}_per_client".replace(REGRESSION.score, "accuracy") not in OF_SINGLE_CLIENTS:
-            return NO_SCORES
-        return NOT_KNOWN if self.has_secure_sums else NO_SCORES + " in this record" * self.is_restored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +191,7 @@ def _entries(
             values[pair] = known
         if study.standard_error and len(known) == 1:
             error = runs[row.run, column.run][0].summary.get(f"{metric}_sem")
-            errors[pair] = float("nan") if error is None else _in_unit(error, metric)
+            errors[pair] = float("nan") if error is None else in_unit(error, metric)
     best, paper, entries = _best(study, values), study.paper, {}
     for row, column in itertools.product(study.rows, study.columns):
         pair, metric = (row.name, column.name), study.metric_of(row, column)
@@ -256,6 +207,7 @@ def _entries(
             scores={place: score for run in of_pair for place, score in run.scores(metric).items()},
             no_scores=of_pair[0].no_scores(metric) if of_pair else "",
             divisions=[run.division for run in of_pair],
+            fewer=fewer_text([run.num_clients(metric) for run in of_pair]),
         )
     return entries
 
@@ -284,11 +236,7 @@ def _value(metric: str, row: Line, column: Line, summary: Mapping[str, Any]) -> 
     value = summary.get(metric)
     if value is None and (row.run, column.run) == (row.name, column.name):
         raise RunDirectoryError(f"the run of {row.name}, {column.name} has no {metric}")
-    return None if value is None else _in_unit(value, metric)
-
-
-def _in_unit(value: float, metric: str) -> float:
-    return float(value) * (100 if unit_of(metric) == "%" else 1)
+    return None if value is None else in_unit(value, metric)
 
 
 def _commit(code: Mapping[str, Any]) -> str:

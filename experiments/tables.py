@@ -22,9 +22,9 @@ NOTHING = "–"
 
 COLUMNS = (
     "row", "column", "metric", "unit", "mean", "std", "sem", "n", "low", "high", "paper", "paper_sem", "source",
-    "missing",
+    "missing", "clients",
 )  # fmt: skip
-"""Columns of table.csv; `low` and `high` are the ends of the 95 % interval."""
+"""Columns of table.csv; `low` and `high` are the ends of the 95 % interval, `clients` is `Entry.fewer`."""
 
 PAIRED_COLUMNS = (
     "row", "column", "metric", "unit", "difference", "low", "high", "clients", "seeds", "better", "worse", "missing",
@@ -107,7 +107,7 @@ def _fields(entry: Entry) -> list[object]:
     ends = [_digits(number) for number in entry.interval or (None, None)]
     paper = [_digits(entry.paper.value), _digits(entry.paper.error)] if entry.paper else ["", ""]
     source = entry.paper.source if entry.paper else ""
-    return [*ours, len(entry.values), *ends, *paper, source, entry.missing]
+    return [*ours, len(entry.values), *ends, *paper, source, entry.missing, entry.fewer]
 
 
 def _paired_fields(pairing: Pairing, row: str, column: str) -> list[object]:
@@ -164,6 +164,8 @@ def _parts(collected: Collected) -> list[str]:
     entries, parts = collected.entries.values(), []
     if any(_shown_interval(collected, entry) for entry in entries):
         parts.append("in brackets the 95 % interval of the mean over clients")
+    if any(entry.values and entry.fewer for entry in entries):
+        parts.append("beside the number of seeds, over how many clients a mean is that is not over all")
     if any(entry.is_best for entry in entries):
         parts.append("the best of each grid in bold")
     if sources := sorted({entry.paper.source for entry in entries if entry.paper}):
@@ -241,7 +243,8 @@ def _cell(entry: Entry, interval: Interval | None, unit: str) -> str:
         spread = "" if math.isnan(entry.spread) else f" ± {_number(entry.spread, unit, 1)}"
         digits = 1 if abs(entry.mean) >= 2 else 2
         others = f"; others {entry.missing}" if entry.missing else ""
-        ours = f"{_number(entry.mean, unit, digits)}{spread} ({len(entry.values)}{others})"
+        fewer = f"; {entry.fewer} clients" if entry.fewer else ""
+        ours = f"{_number(entry.mean, unit, digits)}{spread} ({len(entry.values)}{others}{fewer})"
         ours += f" [{', '.join(_number(end, unit, digits) for end in interval)}]" if interval else ""
         ours = f"**{ours}**" if entry.is_best else ours
     if not entry.paper:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from federations import Call
 
-from experiments.collect import NO_SCORES, OUT_OF_DATE, Collected, collect
+from experiments.collect import OUT_OF_DATE, Collected, collect
+from experiments.finished import NO_SCORES
 from experiments.paired import pair
 from experiments.records import read_records, record, restore
 from experiments.runner import StudyManifest, open_study_folder, read_study_manifest, task_of
@@ -125,6 +126,23 @@ def test_only_common_seeds_are_paired(study: Study, finished: Path, tmp_path: Pa
     assert (
         row_of(markdown(collected(study, folder), pair(collected(study, folder), "fedavg")), "FedAvg")[1] == "reference"
     )
+
+
+def test_a_mean_that_is_not_over_all_clients_says_so(study: Study, finished: Path, tmp_path: Path) -> None:
+    """A client failed in one of two runs: that row looks better if it was a hard one. The others show nothing."""
+    folder = Path(shutil.copytree(finished, tmp_path / "study"))
+    summary = json.loads((path := folder / "local" / COLUMN / "seed-1" / "summary.json").read_text())
+    path.write_text(json.dumps(summary | {"test_accuracy_num_clients": 3}))
+    found = collected(study, folder)
+    local, fedavg = (row_of(markdown(found), label)[1] for label in ("local", "FedAvg"))
+    assert "(2; 4 of 4 and 3 of 4 clients)" in local
+    assert "(2)" in fedavg
+    assert "over how many clients" in markdown(found)
+    lines = csv.DictReader(comma_separated(found).splitlines())
+    assert [line["clients"] for line in lines] == ["4 of 4 and 3 of 4", ""]
+    other = collected(with_metric(study, "test_accuracy_aggregate"), folder)
+    assert "clients" not in "".join(row_of(markdown(other), "local"))
+    assert "over how many clients" not in markdown(other)
 
 
 def test_rows_with_other_clients_are_refused(finished: Path) -> None:
