@@ -18,10 +18,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from clients.engine.personal import PersonalClient
-from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.methods.apfl import APFLConfig
 from hyperfl_flwr.models.layers.batchnorm import preserve_running_statistics
-from hyperfl_flwr.models.layers.dropout import seed_dropout
 from hyperfl_flwr.models.losses import loss_of
 from hyperfl_flwr.models.vector import Vector
 from hyperfl_flwr.training.local_sgd import Objective, ParameterSet, Predict, batches
@@ -57,9 +55,8 @@ class APFLClient(PersonalClient):
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Adapt alpha, then train both models in place; reports the shared model's `train-loss`."""
-        config, path = self.context.config, (self.context.client, self.context.round)
-        # Not the shared model's stream: FedAvg's dropout must not depend on the private model.
-        seed_dropout([self.personal], torch_generator(config.seed, "personal-dropout", *path))
+        config = self.context.config
+        self.seed_personal_dropout()
         if config.section(APFLConfig).adaptive:
             self._adapt(*next(batches(self.context.data, config.batch_size, copy.deepcopy(rng))))
         return super().train(rng)
@@ -94,7 +91,7 @@ class APFLClient(PersonalClient):
         mixed = {name: value.detach().requires_grad_() for name, value in self._mixed().items()}
         with preserve_running_statistics(self.personal):
             loss = loss_of(functional_call(self.personal, mixed, (images,)), labels)
-        gradients = torch.autograd.grad(loss, list(mixed.values()))
+        gradients = torch.autograd.grad(loss, list(mixed.values()), materialize_grads=True)
         pairs = zip(self.personal.parameters(), self.model.parameters(), gradients, strict=True)
         slope = sum(((v - w).detach() * gradient).sum().double() for v, w, gradient in pairs)
         self.share.theta.sub_(self.steps.learning_rate * slope).clamp_(0, 1)

@@ -23,6 +23,7 @@ class DittoClient(PersonalClient):
         """Train both models in place; reports the shared model's `train-loss`."""
         # Before the shared model moves: the pull is towards x as received. A copy of the stream gives equal batches.
         received, same_batches = self.as_received(), copy.deepcopy(rng)
+        self.seed_personal_dropout()
         metrics = super().train(rng)
         self.train_sets(self.personal, [self.personal_set(received)], same_batches)
         return metrics

@@ -262,9 +262,8 @@ class HyperFLClient(HeadClient):
         """Return theta and the classifier from the end of the client's last round; None if it has not kept theta."""
         if "last/theta" not in stored:
             return None
-        return self._assembled(
-            stored["last/theta"], {name: stored[f"classifier/{name}"] for name in ("weight", "bias")}
-        )
+        classifier = {name: stored[f"classifier/{name}"] for name in self.classifier.state_dict()}
+        return self._assembled(stored["last/theta"], classifier)
 
     def _assembled(self, theta: Tensor, classifier: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return {f"extractor.{name}": value for name, value in self.hypernetwork.split(theta).items()} | {

@@ -90,7 +90,8 @@ class PerFedAvgClient(FedAvgClient):
         parts = (torch.split(each, size) for each in (data.train_images, data.train_labels, shares))
         for images, labels, share in zip(*parts, strict=True) if alpha and number else ():
             loss = share @ loss_of(adapted(images), labels, reduction="none")
-            for total, part in zip(gradient, torch.autograd.grad(loss, parameters), strict=True):
+            of_batch = torch.autograd.grad(loss, parameters, materialize_grads=True)
+            for total, part in zip(gradient, of_batch, strict=True):
                 total += part
         with torch.no_grad():
             for parameter, direction in zip(parameters, gradient, strict=True):

@@ -10,7 +10,10 @@ from torch.nn import functional
 
 
 class Patches(nn.Module):
-    """A network with parts that no built-in target has: a norm without statistics, a parameter, a buffer, dropout."""
+    """A network with parts that no built-in target has.
+
+    They are a norm without statistics, a parameter, a buffer, dropout, and a layer that no gradient reaches.
+    """
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int, p: float = 0.1) -> None:
         super().__init__()
@@ -21,6 +24,7 @@ class Patches(nn.Module):
         self.register_buffer("weights", torch.arange(1.0, 5.0).view(4, 1, 1))
         self.maps = nn.Dropout2d(p)
         self.units = nn.Dropout(p)
+        self.idle = nn.Linear(2, 1)
         self.head = nn.Linear(4 * height * width, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -67,6 +71,12 @@ def perceptron(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
             flatten=nn.Flatten(), fc1=nn.Linear(inputs, 12), act1=nn.ReLU(), fc2=nn.Linear(12, 12), act2=nn.ReLU(),
             last=nn.Linear(12, num_classes),
         )
+    )  # fmt: skip
+
+
+def without_bias(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(int(np.prod(input_shape)), 6), nn.ReLU(), nn.Linear(6, num_classes, bias=False)
     )  # fmt: skip
 
 

@@ -7,7 +7,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from clients.engine.base import BaseClient
+from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.initialisation import initial_model
+from hyperfl_flwr.models.layers.dropout import seed_dropout
 from hyperfl_flwr.node.private_state import INITIAL
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import Reduction
@@ -42,6 +44,11 @@ class PersonalClient(BaseClient):
         if version == INITIAL:
             values = {f"personal/{name}": value.clone() for name, value in self.model.state_dict().items()}
             self.load_group("personal", values)
+
+    def seed_personal_dropout(self) -> None:
+        """Give the private model the dropout that `local` has in this round, apart from the shared model's."""
+        path = (self.context.client, self.round)
+        seed_dropout([self.personal], torch_generator(self.context.config.seed, "dropout", *path))
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train the private model in place, from the received one."""

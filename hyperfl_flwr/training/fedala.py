@@ -79,7 +79,7 @@ def learn_weights(
     while len(losses) < (MOST_PASSES if until_steady else 1):
         for images, labels in batches:
             loss = loss_of(predict(images), labels)
-            mixture.step(torch.autograd.grad(loss, list(mixture.parameters)), rate)
+            mixture.step(torch.autograd.grad(loss, list(mixture.parameters), materialize_grads=True), rate)
         losses.append(float(loss.detach()))
         if len(losses) > STEADY and np.std(losses[-STEADY:]) < SPREAD:
             break

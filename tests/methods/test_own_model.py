@@ -206,6 +206,21 @@ def test_an_exported_model_works_without_this_package(
     assert [float(line.split()[1]) for line in done.stdout.splitlines()] == pytest.approx(expected, abs=2e-6)
 
 
+def test_a_classifier_without_a_bias_is_exported(federate: Federate) -> None:
+    """HyperFL's model of a client is put together from its extractor and classifier, which has a weight alone."""
+    found = model_of_run(federate("hyperfl", target="own_networks:without_bias"), 2)
+    own("without_bias").load_state_dict(dict(found.tensors), assign=True)
+
+
+def test_a_layer_that_no_gradient_reaches_stays(federate: Federate) -> None:
+    """FedALA learns weights of the last two layers, of which the loss depends on the last one only."""
+    run = federate("fedala", target="own_networks:build", **{"fedala.layers": 2})
+    first, *others = [arrays["personal/extractor.network.idle.weight"] for arrays in current_private(run).values()]
+    assert first.any()
+    assert all(np.array_equal(first, other) for other in others)
+    assert all((arrays["weights/theta"] < 1).any() for arrays in current_private(run).values())
+
+
 def test_a_node_keeps_the_source_beside_its_models(federate: Federate, tmp_path: Path) -> None:
     """After the run, the owner of a node exports the model from the stored source, without the app."""
     settings = {"target": "own_networks:build", "num-clients": 1}

@@ -60,7 +60,7 @@ def test_an_upload_is_fedavgs(target, tmp_path):
     assert uploads[0] == uploads[1]
 
 
-@pytest.mark.parametrize("target", ["cnn", "own_networks:with_batchnorm"])
+@pytest.mark.parametrize("target", ["cnn", "own_networks:with_batchnorm", "own_networks:build"])
 def test_with_the_private_model_alone_it_is_local(target, tmp_path):
     """With alpha = 1, not adapted: after two rounds the private model is that of `local`, bit for bit."""
     changes = SGD | {"apfl.alpha": 1.0, "apfl.adaptive": False}

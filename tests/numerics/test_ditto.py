@@ -37,9 +37,9 @@ def test_the_private_model_of_a_quadratic_loss(pull, tmp_path):
         np.testing.assert_allclose(model[f"model/{name}"], np.full(value.shape, member.b), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("target", ["cnn", "own_networks:with_batchnorm"])
+@pytest.mark.parametrize("target", ["cnn", "own_networks:with_batchnorm", "own_networks:build"])
 def test_the_private_model_without_a_pull_is_trained_alone(target, tmp_path):
-    """After two rounds it is that of `local`, bit for bit: all clients start from one model, on the same batches."""
+    """After two rounds it is that of `local`, bit for bit: one initial model, the same batches, the same dropout."""
     member = client(DittoClient, tmp_path / "ditto", SGD | {"ditto.pull": 0.0}, target)
     _, stored = rounds(member, initial_model(member), 2)
     _, alone = rounds(client(LocalClient, tmp_path / "local", SGD, target), {}, 2)
