@@ -215,10 +215,9 @@ def test_a_classifier_without_a_bias_is_exported(federate: Federate) -> None:
 def test_a_layer_that_no_gradient_reaches_stays(federate: Federate) -> None:
     """FedALA learns weights of the last two layers, of which the loss depends on the last one only."""
     run = federate("fedala", target="own_networks:build", **{"fedala.layers": 2})
-    first, *others = [arrays["personal/extractor.network.idle.weight"] for arrays in current_private(run).values()]
-    assert first.any()
-    assert all(np.array_equal(first, other) for other in others)
-    assert all((arrays["weights/theta"] < 1).any() for arrays in current_private(run).values())
+    private = current_private(run).values()
+    assert len({arrays["personal/extractor.network.idle.weight"] for arrays in private}) == 1
+    assert len({arrays["weights/theta"] for arrays in private}) > 1
 
 
 def test_a_node_keeps_the_source_beside_its_models(federate: Federate, tmp_path: Path) -> None:
