@@ -9,6 +9,7 @@ steps.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -73,6 +74,8 @@ def invert(
 
     With `soft_labels` unknown labels are not recovered but searched for, as probabilities of the classes.
     """
+    if knowledge.unknown_scale:
+        settings = replace(settings, optimisation=(settings.optimisation or DEFAULTS).for_unknown_scale())
     target, device = build_structure(knowledge), settings.device
 
     def prepare(chosen: Sequence[Observation], labels: Sequence[IntArray | None]) -> Batch:

@@ -49,6 +49,8 @@ class PublicKnowledge:
         augmented: Whether clients train on randomly cropped and flipped images; an attack then finds those.
         private_classifier: Whether clients keep the classifier, so that no server sends it.
         summed_clients: Number N of clients in the mean that a reply is, see `mean_observation`; 1 for a single upload.
+        unknown_scale: Whether uploads or single samples' gradients are clipped, so that a reply is the change that the
+            attacks simulate times an unknown factor.
         seed: Seed of the run; the initial parameters of all clients follow from it.
     """
 
@@ -62,6 +64,7 @@ class PublicKnowledge:
     augmented: bool = False
     private_classifier: bool = False
     summed_clients: int = 1
+    unknown_scale: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """Settings of the attacks' optimisation, and the steps of each optimiser."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -36,8 +36,8 @@ class Optimisation:
         signed: Whether Adam gets only the sign of the gradient.
         total_variation: Weight of the prior.
         objective: Name of the objective.
-        polish: Number of further steps from the best point, with a tenth of the rate and the objective `squared`, which
-            uses the norm of the reply, too. Set 0 if the scale of the reply is unknown (clipping). Not for `l-bfgs`.
+        polish: Number of further steps from the best point, with a tenth of the rate. Not for `l-bfgs`.
+        polish_objective: Name of their objective; `squared` uses the norm of the reply, too.
         restarts: Number of random starts.
     """
 
@@ -49,6 +49,7 @@ class Optimisation:
     total_variation: float = 1e-4
     objective: ObjectiveName = "cosine"
     polish: int = 0
+    polish_objective: ObjectiveName = "squared"
     restarts: int = 1
 
     def __post_init__(self) -> None:
@@ -59,6 +60,10 @@ class Optimisation:
         """
         if self.iterations < 1 or self.restarts < 1 or self.polish < 0 or self.learning_rate <= 0:
             raise ValueError(f"iterations, restarts and learning_rate must be positive, polish not negative: {self}")
+
+    def for_unknown_scale(self) -> "Optimisation":
+        """Return a copy for replies that clipping has changed by an unknown factor: no objective uses their norm."""
+        return replace(self, objective="cosine", polish_objective="cosine")
 
 
 Evaluate = Callable[[Tensors], tuple[Tensor, Tensor]]

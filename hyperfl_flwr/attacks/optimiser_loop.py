@@ -172,7 +172,7 @@ def _descend(problems: Problems, start: Tensors, optimisation: Optimisation, rep
             iterations=optimisation.polish,
             learning_rate=optimisation.learning_rate / 10,
             total_variation=optimisation.total_variation / 10,
-            objective="squared",
+            objective=optimisation.polish_objective,
         )
         best = _stage(problems, best.unknowns, settings, lambda number: report(optimisation.iterations + number))
     return best

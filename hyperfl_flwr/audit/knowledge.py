@@ -47,5 +47,6 @@ def public_knowledge(
         form=forms[0] if forms else "values",
         augmented=augmented,
         private_classifier=not any(upload.part in WITH_CLASSIFIER for upload in uploads),
+        unknown_scale=config.privacy.clip_norm > 0 or config.dp.epsilon > 0,
         seed=config.seed,
     )

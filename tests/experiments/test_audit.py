@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hyperfl_flwr.attacks.readout import read_out
+from hyperfl_flwr.attacks.scoring import verdict
 from hyperfl_flwr.audit.audit import audit
 from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.options import Options
@@ -96,6 +97,14 @@ def test_images_are_found_by_the_attack_and_not_by_its_defended_twin(tmp_path: P
             assert (tmp_path / name / file).stat().st_size > 500
         assert sentence(document, "head-gradient") in (tmp_path / name / "audit.md").read_text()
     assert verdicts == {"open": "recovered", "noise": "recovered nothing"}
+
+
+def test_clipping_alone_hides_no_image() -> None:
+    """It scales an upload by a factor that the attacker does not know, and `ig` uses the direction alone."""
+    options = Options(attacks=["ig"], num_images=2, iterations=100)
+    full = settings(method="fedavg", **{"privacy.clip-norm": 0.01, "learning-rate": 0.01})
+    (found,) = audit(make_target(full, options), options).values()
+    assert verdict(found.comparisons) == "recovered"
 
 
 @pytest.mark.slow
