@@ -101,7 +101,7 @@ def test_images_are_found_by_the_attack_and_not_by_its_defended_twin(tmp_path: P
 
 def test_clipping_alone_hides_no_image() -> None:
     """It scales an upload by a factor that the attacker does not know, and `ig` uses the direction alone."""
-    options = Options(attacks=["ig"], num_images=2, iterations=100)
+    options = Options(attacks=["ig"], num_images=3, iterations=200)
     full = settings(method="fedavg", **{"privacy.clip-norm": 0.01, "learning-rate": 0.01})
     (found,) = audit(make_target(full, options), options).values()
     assert verdict(found.comparisons) == "recovered"
