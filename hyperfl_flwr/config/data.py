@@ -29,7 +29,7 @@ class DataConfig(Section):
         "per client from Dir(α). `dirichlet-per-label`: unequal sizes; each class divided among the clients in "
         "shares drawn from Dir(α), as Flower Datasets does. `shards`: samples sorted by label and cut into shards, "
         "`data.shards-per-client` random ones per client. `natural`: the samples with the client's id, for `omniglot`, "
-        "and for `npz` files with `clients`.",
+        "and for `npz` and `csv` files with client ids.",
     )
     seed: Seed = setting(0, "Seed of the partition.", values="whole number from 0 to 2^63 - 1")
     train_samples: Auto | Positive = setting(
