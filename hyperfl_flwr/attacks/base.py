@@ -63,7 +63,7 @@ class Reconstruction:
         images: float32 [m, C, H, W], pixels in [0, 1], in no particular order; m = 0 if the attack reconstructs none.
         labels: Recovered or given labels, int64 [n]; None if the attack uses none.
         objective: Final value of the objective; 0 is a perfect match of the reply.
-        iterations: Number of optimisation steps.
+        iterations: Number of optimisation steps that were taken.
         seconds: Wall time of the batch divided by the number of its clients.
         findings: Diagnostic numbers of the readout of the reply, by name.
         label_counts: Estimated number of private samples of each class, float64 [K]; None if the
@@ -156,7 +156,7 @@ def reconstruct(
                 images=found[row],
                 labels=batch.labels[row],
                 objective=float(solution.objective[row]),
-                iterations=solution.iterations,
+                iterations=solution.iterations[row],
                 seconds=seconds,
                 findings=batch.findings[row],
             )

@@ -13,7 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
@@ -91,13 +93,13 @@ class Solution:
     Attributes:
         unknowns: Values of the unknowns by name, each [N, ...].
         objective: Final value of the objective without the prior, [N].
-        iterations: Number of steps taken per problem, over all restarts.
+        iterations: Number of steps taken for each problem, over all restarts; L-BFGS may end before the limit.
         seconds: Wall time of the whole batch.
     """
 
     unknowns: Tensors
     objective: Tensor
-    iterations: int
+    iterations: Sequence[int]
     seconds: float
 
 
@@ -122,6 +124,7 @@ def solve(
     per_restart = optimisation.iterations + optimisation.polish
     total = per_restart * optimisation.restarts
     best: _Best | None = None
+    taken = np.zeros(len(next(iter(problems.observed.values()))), dtype=np.int64)
     for restart in range(optimisation.restarts):
         done = restart * per_restart
 
@@ -129,11 +132,15 @@ def solve(
             if progress is not None and (number % _PROGRESS_EVERY == 0 or before + number == total):
                 progress(before + number, total)
 
-        found = _descend(problems, start(restart), optimisation, report)
+        found, steps = _descend(problems, start(restart), optimisation, report)
+        taken = taken + steps
         best = found if best is None else best.merged(found)
     assert best is not None
     return Solution(
-        unknowns=best.unknowns, objective=best.values, iterations=total, seconds=time.perf_counter() - began
+        unknowns=best.unknowns,
+        objective=best.values,
+        iterations=[int(number) for number in taken],
+        seconds=time.perf_counter() - began,
     )
 
 
@@ -163,10 +170,16 @@ class _Best:
         )
 
 
-def _descend(problems: Problems, start: Tensors, optimisation: Optimisation, report: Callable[[int], None]) -> _Best:
+Report = Callable[[int], None]
+
+Steps = NDArray[np.int64] | int
+"""Number of steps taken: for each problem, or the same for all."""
+
+
+def _descend(problems: Problems, start: Tensors, optimisation: Optimisation, report: Report) -> tuple[_Best, Steps]:
     if optimisation.optimiser == "l-bfgs":
         return _one_by_one(problems, start, optimisation, report)
-    best = _stage(problems, start, optimisation, report)
+    best, steps = _stage(problems, start, optimisation, report)
     if optimisation.polish:
         settings = Optimisation(
             iterations=optimisation.polish,
@@ -174,28 +187,36 @@ def _descend(problems: Problems, start: Tensors, optimisation: Optimisation, rep
             total_variation=optimisation.total_variation / 10,
             objective=optimisation.polish_objective,
         )
-        best = _stage(problems, best.unknowns, settings, lambda number: report(optimisation.iterations + number))
-    return best
+        best, more = _stage(problems, best.unknowns, settings, lambda number: report(optimisation.iterations + number))
+        steps += more
+    return best, steps
 
 
-def _one_by_one(problems: Problems, start: Tensors, optimisation: Optimisation, report: Callable[[int], None]) -> _Best:
+def _one_by_one(problems: Problems, start: Tensors, optimisation: Optimisation, report: Report) -> tuple[_Best, Steps]:
     """Solve each problem by itself: the step length and the curvature of L-BFGS are those of one problem."""
     number = len(next(iter(start.values())))
-    rows = []
+    rows, taken = [], []
     for row in range(number):
         first = {name: value[row : row + 1] for name, value in start.items()}
-        rows.append(_stage(problems.row(row), first, optimisation, lambda _: None))
+        best, steps = _stage(problems.row(row), first, optimisation, lambda _: None)
+        rows.append(best)
+        taken.append(steps)
         report(optimisation.iterations * (row + 1) // number)
-    return _Best.joined(rows)
+    return _Best.joined(rows), np.array(taken)
 
 
-def _stage(problems: Problems, start: Tensors, optimisation: Optimisation, report: Callable[[int], None]) -> _Best:
-    """Run the optimiser once; a point whose objective is not finite is never the best one."""
+def _stage(problems: Problems, start: Tensors, optimisation: Optimisation, report: Report) -> tuple[_Best, int]:
+    """Run the optimiser once; a point whose objective is not finite is never the best one.
+
+    Returns:
+        The best points, and the number of steps taken.
+    """
     unknowns = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
     evaluate = _evaluation(problems, optimisation)
     advance = STEPS[optimisation.optimiser](unknowns, evaluate, optimisation, problems.clamp)
     best: _Best | None = None
-    for number in range(optimisation.iterations + 1):
+    number = 0
+    while True:
         values, scores = evaluate(unknowns)
         point = _Best(
             unknowns={name: value.detach().clone() for name, value in unknowns.items()},
@@ -203,13 +224,10 @@ def _stage(problems: Problems, start: Tensors, optimisation: Optimisation, repor
             scores=scores.detach().nan_to_num(nan=torch.inf),
         )
         best = point if best is None else best.merged(point)
-        if number == optimisation.iterations:
-            break
-        if not advance(scores):
-            break
-        report(number + 1)
-    assert best is not None
-    return best
+        if number == optimisation.iterations or not advance(scores):
+            return best, number
+        number += 1
+        report(number)
 
 
 def _evaluation(problems: Problems, optimisation: Optimisation) -> Evaluate:

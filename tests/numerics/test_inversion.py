@@ -229,7 +229,7 @@ def test_the_loop_keeps_to_the_range_and_solves_each_problem():
     torch.testing.assert_close(solution.unknowns["images"], expected, rtol=0, atol=2e-3)
     torch.testing.assert_close(solution.objective[2], torch.tensor(9 / 16))
     assert seen == [(50, 200), (100, 200), (150, 200), (200, 200)]
-    assert solution.iterations == 200
+    assert solution.iterations == [200, 200, 200]
 
 
 def test_the_best_point_is_kept_not_the_last():

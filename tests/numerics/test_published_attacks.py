@@ -98,6 +98,23 @@ def test_l_bfgs_solves_each_problem_by_itself() -> None:
     assert together.objective.max() < 1e-4
     torch.testing.assert_close(alone.unknowns["images"], together.unknowns["images"][2:], rtol=0, atol=0)
     assert seen == [(20, 20)]
+    assert alone.iterations[0] == together.iterations[2]
+
+
+def test_steps_that_l_bfgs_does_not_take_are_not_counted() -> None:
+    """A problem that starts at its solution takes none, the other one some, of 30 in each of two starts."""
+    targets = torch.stack([torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.5)])
+    problems = Problems(
+        simulate=lambda unknowns, constants: {"all": unknowns["images"] + constants["offset"]},
+        observed={"all": targets},
+        constants={"offset": torch.zeros(2)},
+        low=-torch.ones(1, 1, 1),
+        high=torch.ones(1, 1, 1),
+    )
+    settings = replace(DLG, iterations=30, restarts=2)
+    taken = solve(problems, lambda _: {"images": torch.zeros_like(targets)}, settings).iterations
+    assert taken[0] == 0
+    assert 0 < taken[1] < 60
 
 
 def test_deep_leakage_is_exact_with_sigmoids_and_stops_at_rectifiers() -> None:
@@ -106,7 +123,9 @@ def test_deep_leakage_is_exact_with_sigmoids_and_stops_at_rectifiers() -> None:
     smooth = attack("dlg", [fedavg(each, STEP, target="own_networks:smooth") for each in data], optimisation=DLG)
     assert min(psnr(smooth, private)) > 30
     assert max(psnr(smooth, private[::-1])) < 15
-    assert attack("dlg", [fedavg(data[0], STEP)], optimisation=DLG)[0].objective > 1e-2
+    (stopped,) = attack("dlg", [fedavg(data[0], STEP)], optimisation=DLG)
+    assert stopped.objective > 1e-2
+    assert stopped.iterations < DLG.iterations
 
 
 def test_equation_ten_vanishes_at_the_readout() -> None:
