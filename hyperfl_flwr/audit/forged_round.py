@@ -52,7 +52,7 @@ def forging(target: AttackedRound, attack: Attack, public: PublicImages) -> Forg
         if not _has_network(sent):
             return sent
         knowledge = replace(target.knowledge(client), summed_clients=number)
-        found = forge(sent, knowledge, public, number * target.num_examples)
+        found = forge(sent, knowledge, public, number * target.sizes[0])
         layouts = [{key: (value.shape, value.dtype) for key, value in arrays.items()} for arrays in (sent, found)]
         if layouts[0] != layouts[1]:
             raise ValueError("forged arrays must have the names, shapes and types of the sent ones")

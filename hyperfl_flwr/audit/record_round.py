@@ -74,14 +74,16 @@ class AttackedRound:
     labels_known: bool = False
 
     @property
-    def num_steps(self) -> int:
-        """Number of a client's local steps on the shared parameters."""
-        return self.knowledge().num_steps(self.num_examples)
+    def steps(self) -> list[int]:
+        """Number of local steps on the shared parameters of each attacked client."""
+        knowledge = self.knowledge()
+        return [knowledge.num_steps(size) for size in self.sizes]
 
     @property
-    def num_examples(self) -> int:
-        """Number of training samples of the first attacked client."""
-        return len(self.data().train_indices(self.clients[0]))
+    def sizes(self) -> list[int]:
+        """Number of training samples of each attacked client."""
+        data = self.data()
+        return [len(data.train_indices(client)) for client in self.clients]
 
     @property
     def round(self) -> int:
@@ -145,9 +147,9 @@ def view(target: AttackedRound, recorded: ObservationFiles) -> View:
         return View(observations=seen, knowledge=knowledge)
     if not target.summed:
         return View(observations=recorded, knowledge=knowledge)
-    sizes = {len(target.data().train_indices(client)) for client in target.clients}
+    sizes = sorted(set(target.sizes))
     if len(sizes) > 1:
-        raise ConfigError(f"an attack on a sum needs clients with equally many samples, these have {sorted(sizes)}")
+        raise ConfigError(f"an attack on a sum needs clients with equally many samples, these have {sizes}")
     return View(observations=[recorded.mean()], knowledge=replace(knowledge, summed_clients=len(target.clients)))
 
 

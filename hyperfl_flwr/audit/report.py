@@ -14,6 +14,7 @@ from hyperfl_flwr.audit.audit import AttackResult, images_of
 from hyperfl_flwr.audit.pictures import MOST_DECIBELS, PictureRow, draw_rows, picture_rows
 from hyperfl_flwr.audit.record_round import AttackedRound
 from hyperfl_flwr.audit.sentences import sentence
+from hyperfl_flwr.audit.threat import common, each, span, threat
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.plurals import counted
@@ -24,9 +25,6 @@ from hyperfl_flwr.metrics.images import Lpips, similarity
 from hyperfl_flwr.pages.figures import image_source
 from hyperfl_flwr.pages.render import NOTHING, Settings, plain, write_page
 from hyperfl_flwr.runs import manifest
-
-WHOLE_ROUND = 100
-"""Number of training samples from which a client's local training counts as a whole round."""
 
 CHEATS = "The server cheats in these attacks: it sends forged weights, which it made for each attack."
 
@@ -51,9 +49,9 @@ def measure(target: AttackedRound, findings: Mapping[str, AttackResult], lpips: 
         "prior": target.prior,
         "cheating": target.cheating,
         "labels_known": target.labels_known,
-        "samples_per_client": target.num_examples,
+        "samples_per_client": common(target.sizes),
         "batch_size": config.batch_size,
-        "local_steps": target.num_steps,
+        "local_steps": common(target.steps),
         "trained": target.trained is not None,
         "attacks": {name: _attack(target, finding, lpips) for name, finding in findings.items()},
         "settings": config.flat(),
@@ -63,29 +61,12 @@ def measure(target: AttackedRound, findings: Mapping[str, AttackResult], lpips: 
     }
 
 
-def threat(target: AttackedRound) -> str:
-    """Describe the training that the attacker observes, as text: steps, images, and whether they are summed."""
-    steps, samples = target.num_steps, target.num_examples
-    images = "1 image" if samples == 1 else f"{samples} images"
-    if target.summed:
-        images += f", seen as the sum of {len(target.clients)} clients"
-    if target.by_neighbours:
-        images += ", seen by the next client of the chain"
-    if target.cheating:
-        images += ", with forged weights from a server that cheats"
-    if steps == 1:
-        return f"one step on {images}"
-    if samples < WHOLE_ROUND:
-        return f"several steps ({steps} on {images})"
-    return f"a whole round ({steps} steps on {images})"
-
-
 def _attack(target: AttackedRound, finding: AttackResult, lpips: Lpips | None) -> dict[str, Any]:
     results = finding.results
     document: dict[str, Any] = {
         "title": finding.attack.title,
         "source": finding.attack.source,
-        "iterations": results[0].iterations,
+        "iterations": common([result.iterations for result in results]),
         "seconds": sum(result.seconds for result in results),
         "labels_found": finding.labels_found,
         "findings": [dict(result.findings) for result in results],
@@ -161,7 +142,7 @@ def table(document: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
                 *([_mean_text(found["lpips"])] if with_lpips else []),
                 f"{others['psnr']['mean']:.1f} dB, SSIM {_mean_text(others['ssim'])}",
                 f"{found['control']['mean_image']['psnr']['mean']:.1f} dB",
-                str(found["iterations"] or NOTHING),
+                span(each(found["iterations"], 1)) if found["iterations"] else NOTHING,
                 found["verdict"],
             ]
         )
@@ -208,7 +189,7 @@ def write_audit(
             ((name, *_verdict(document["attacks"][name]), sentence(document, name)) for name in findings),
             key=lambda item: item[1] != "alarm",
         ),
-        num_images=document["clients"] * document["samples_per_client"],
+        num_images=sum(each(document["samples_per_client"], document["clients"])),
         pictures=[_picture(row) for row in rows],
         names=names,
         rows=cells,
@@ -223,9 +204,10 @@ def write_audit(
 def _facts(document: Mapping[str, Any], known: str) -> str:
     state = "a trained model" if document["trained"] else "fresh parameters"
     cheats = f"{CHEATS} " if document["cheating"] else ""
-    clients, samples = counted(document["clients"], "client"), counted(document["samples_per_client"], "image")
+    clients, samples = counted(document["clients"], "client"), each(document["samples_per_client"], 1)
+    images = counted(samples[0], "image") if len(samples) == 1 else f"{span(samples)} images"
     return (
-        f"{cheats}{clients} with {samples} each, {state}. What leaves a client: "
+        f"{cheats}{clients} with {images} each, {state}. What leaves a client: "
         f"{METHODS[document['method']].sends}. {known} Reconstructions were assigned to the private images afterwards. "
         f"Controls: as many unrelated images, and the mean image."
     )

@@ -48,10 +48,10 @@ def run_audit(
     attacks: Annotated[
         str, typer.Option(help="Comma-separated names (see `hyperfl attacks`); default: all that apply.")
     ] = "",
-    num_images: Annotated[int, typer.Option(help="Total number of private images.", min=1)] = 20,
-    batch_size: Annotated[int, typer.Option(help="Images per local step.", min=1)] = 1,
+    num_images: Annotated[int | None, typer.Option(help="Number of private images; default: 20.", min=1)] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images per local step; default: 1.", min=1)] = None,
     samples: Annotated[int | None, typer.Option(help="Images per client; default: one batch.", min=1)] = None,
-    local_epochs: Annotated[int, typer.Option(help="Local epochs of each client.", min=1)] = 1,
+    local_epochs: Annotated[int | None, typer.Option(help="Local epochs of each client; default: 1.", min=1)] = None,
     iterations: Annotated[
         int | None, typer.Option(help="Iterations of each optimisation; default: the attack's own.", min=2)
     ] = None,
@@ -102,7 +102,7 @@ def run_audit(
     """Attack a client's upload and compare the result with its images; prints the verdicts and the report's path."""
     changes: dict[str, Scalar] = dict(parse_setting(text) for text in set_ or ())
     named = {"method": method, "dataset": dataset}
-    local: dict[str, Scalar] = {"batch-size": batch_size, "local-epochs": local_epochs}
+    local: dict[str, Scalar] = {"batch-size": batch_size or 1, "local-epochs": local_epochs or 1}
     if checkpoint is None and recorded is None:
         from hyperfl_flwr.audit.replaced import without_replaced
 
@@ -121,8 +121,9 @@ def run_audit(
     refuse_used_directory(output)
     options = Options(
         attacks=[name.strip() for name in attacks.split(",") if name.strip()],
-        num_images=num_images, samples=samples, labels_known=labels_known, iterations=iterations, restarts=restarts,
-        total_variation=total_variation, summed=summed, by_neighbours=by_neighbours, cheating=cheating, prior=prior,
+        num_images=num_images or 20, samples=samples, labels_known=labels_known, iterations=iterations,
+        restarts=restarts, total_variation=total_variation, summed=summed, by_neighbours=by_neighbours,
+        cheating=cheating, prior=prior,
     )  # fmt: skip
     if data_root is not None:
         changes["data-root"] = str(data_root.absolute())
@@ -131,7 +132,8 @@ def run_audit(
         others = {"--recorded": recorded, "--checkpoint": checkpoint, "--summed": summed, "--prior": prior}
         _refuse_combination("--by-neighbours", {**others, "--cheating": cheating})
     if recorded is not None:
-        own = {**named, "--checkpoint": checkpoint, "--samples": samples, "--set": set_, "--cheating": cheating}
+        sizes = {"num-images": num_images, "batch-size": batch_size, "samples": samples, "local-epochs": local_epochs}
+        own = {**named, **sizes, "--checkpoint": checkpoint, "--set": set_, "--cheating": cheating}
         _refuse_combination("--recorded", own)
         target, observed = recorded_round(recorded.absolute(), changes, summed=summed)
         target = replace(target, prior=prior, labels_known=labels_known)

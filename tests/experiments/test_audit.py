@@ -159,11 +159,28 @@ def test_labels_are_found_even_when_other_attacks_are_told_them(tmp_path: Path) 
 def test_what_a_run_has_recorded_is_attacked(federate: Federate) -> None:
     run = federate("fedavg", **{"audit.clients": "0", "audit.rounds": "1"})
     target, observed = recorded_round(run, {})
-    assert (list(target.clients), len(observed), target.num_examples) == ([0], 1, 40)
+    assert (list(target.clients), len(observed), target.sizes) == ([0], 1, [40])
     findings = audit(target, Options(attacks=["ig"], iterations=2), observed)
     assert len(findings["ig"].comparisons[0].matched.psnr) == 40
     with pytest.raises(RunDirectoryError, match="has recorded nothing"):
         recorded_round(federate("fedavg"), {})
+
+
+def test_the_report_has_the_sizes_of_unequal_clients(federate: Federate, tmp_path: Path) -> None:
+    """The classes of digits are divided in random shares, so that each client has a size of its own."""
+    changes = {"data.partition": "dirichlet-per-label", "data.train-samples": "auto", "batch-size": 200}
+    run = federate("fedavg", num_rounds=1, **{**changes, "audit.clients": "0,1,2", "audit.rounds": "1"})
+    target, observed = recorded_round(run, {})
+    data = load_federated_data(target.config.data_settings())
+    sizes = [len(data.train_indices(client)) for client in range(3)]
+    assert len(set(sizes)) == 3
+    write_audit(target, audit(target, Options(attacks=["idlg"]), observed), tmp_path)
+    document = json.loads((tmp_path / "audit.json").read_text())
+    assert document["samples_per_client"] == sizes
+    assert document["local_steps"] == [-(-size // 200) for size in sizes]
+    assert f"steps on {min(sizes)} to {max(sizes)} images)" in document["threat"]
+    assert f"of {sum(sizes):,} private images" in (tmp_path / "audit.html").read_text()
+    assert f"3 clients with {min(sizes)} to {max(sizes)} images each" in (tmp_path / "audit.md").read_text()
 
 
 def test_data_with_client_ids_of_the_working_directory_are_attacked(
@@ -206,6 +223,10 @@ def test_data_with_client_ids_of_the_working_directory_are_attacked(
         (["--num-images", "5", "--batch-size", "4"], "must be a multiple of the samples per client, 4"),
         (["--checkpoint", "/nowhere", "--method", "fedavg"], "--method cannot be given with --checkpoint"),
         (["--recorded", "/nowhere", "--samples", "3"], "--samples cannot be given with --recorded"),
+        (
+            ["--recorded", "/nowhere", "--num-images", "20", "--batch-size", "1", "--local-epochs", "1"],
+            "--num-images, --batch-size, --local-epochs cannot be given with --recorded, which determines it; leave",
+        ),
         (["--by-neighbours", "--summed"], "--summed cannot be given with --by-neighbours"),
         (["--by-neighbours", "--method", "fedavg"], "clients see their neighbours in priv-hfl with"),
         (["--lpips-weights", "/nowhere"], "/nowhere is missing"),
