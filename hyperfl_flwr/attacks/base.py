@@ -68,6 +68,7 @@ class Reconstruction:
         findings: Diagnostic numbers of the readout of the reply, by name.
         label_counts: Estimated number of private samples of each class, float64 [K]; None if the
             attack does not estimate them.
+        nothing_to_read: Why the reply holds nothing to read, so that nothing was tested; empty if it holds something.
     """
 
     images: FloatArray
@@ -77,6 +78,7 @@ class Reconstruction:
     iterations: int = 0
     seconds: float = 0.0
     findings: Mapping[str, float] = field(default_factory=dict)
+    nothing_to_read: str = ""
 
 
 AttackFunction = Callable[[Sequence[Observation], PublicKnowledge, AttackSettings], list[Reconstruction]]

@@ -43,6 +43,7 @@ from torch import Tensor
 from hyperfl_flwr.attacks.base import AttackSettings, Reconstruction
 from hyperfl_flwr.attacks.head_gradient import invert
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
+from hyperfl_flwr.attacks.nothing_to_read import NothingToReadError, require_gradient
 from hyperfl_flwr.attacks.readout import Readout, mean_gradients, named_extractor
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.runs.observation import Observation
@@ -78,7 +79,7 @@ def channels_known(
     """
     (observation,) = observations
     if settings.hidden is None or len(settings.hidden) != knowledge.summed_clients:
-        raise ValueError(f"channels-known needs the activations of all {knowledge.summed_clients} clients")
+        raise NothingToReadError(f"channels-known needs the activations of all {knowledge.summed_clients} clients")
     hidden = torch.stack(list(settings.hidden)).double()
     gradients = separate_known(head_rows(observation, knowledge), hidden)
     return _invert(hidden, gradients, observation, knowledge, settings)
@@ -116,6 +117,7 @@ def head_rows(observation: Observation, knowledge: PublicKnowledge) -> Tensor:
     names = [f"hypernetwork/{name}" for name in ("head_weight", "head_bias")]
     if missing := [name for name in names if name not in change]:
         raise ValueError(f"channels are read off the heads of a hypernetwork, but the reply lacks {missing}")
+    require_gradient({name: change[name] for name in names}, observation, knowledge)
     return torch.cat([change[names[0]], change[names[1]][None]])
 
 

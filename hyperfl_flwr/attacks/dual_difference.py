@@ -27,6 +27,7 @@ from torch import Tensor
 from hyperfl_flwr.attacks.base import AttackSettings, Reconstruction
 from hyperfl_flwr.attacks.ig import invert
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
+from hyperfl_flwr.attacks.nothing_to_read import NothingToReadError
 from hyperfl_flwr.attacks.readout import Readout, sgd_scalars
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.initialisation import ordinary_parameters
@@ -82,7 +83,8 @@ def read_change(observation: Observation, knowledge: PublicKnowledge) -> Readout
         `priv-hfl.mixing`, clipping or noise was used.
 
     Raises:
-        ValueError: If the clients have no dual variables, or the change is zero.
+        NothingToReadError: If the change is zero.
+        ValueError: If the clients have no dual variables.
     """
     rule = _rule(knowledge)
     key = _KEYS[rule.realisation]
@@ -91,7 +93,7 @@ def read_change(observation: Observation, knowledge: PublicKnowledge) -> Readout
     theta = _vector(start) + moved
     change = _array(observation, key)
     if not bool(change.any()):
-        raise ValueError("the change is zero: the client has learned nothing to attack")
+        raise NothingToReadError("the change is zero: the client has learned nothing to attack", observation.client)
     steps = knowledge.num_steps(observation.num_examples)
     gradient = _mean_gradient(change, theta, steps, knowledge) - force
     return Readout(

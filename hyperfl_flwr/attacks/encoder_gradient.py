@@ -16,6 +16,7 @@ from torch import Tensor
 from hyperfl_flwr.attacks.base import AttackSettings, Reconstruction, vmap_ready
 from hyperfl_flwr.attacks.head_gradient import invert
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
+from hyperfl_flwr.attacks.nothing_to_read import NothingToReadError
 from hyperfl_flwr.attacks.readout import EXTRACTOR, Readout, sgd_scalars
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.runs.observation import Arrays, Observation
@@ -35,7 +36,8 @@ def encoder_gradient(
         settings: Settings of the attack; labels are ignored.
 
     Raises:
-        ValueError: If no encoder was sent, or it has not changed.
+        NothingToReadError: If an encoder has not changed.
+        ValueError: If no encoder was sent.
     """
     form = knowledge.training.encoder
     if form is None or not all(encoder_arrays(observation.reply) for observation in observations):
@@ -52,15 +54,17 @@ def read_encoder(observation: Observation, steps: LocalSteps) -> dict[str, Tenso
     """Return the mean gradient of the encoder's steps by parameter name, float32; exact after one step.
 
     Raises:
-        ValueError: If the encoder has not changed.
+        NothingToReadError: If the encoder has not changed.
     """
     kept, weights = sgd_scalars(steps, steps.num_steps(observation.num_examples))
     before, after = encoder_arrays(observation.received), encoder_arrays(observation.reply)
     found = {
         name: ((after[name].double() - kept * value.double()) / weights.sum()).float() for name, value in before.items()
     }
-    if not any(bool(value.any()) for value in found.values()):
-        raise ValueError("the encoder is unchanged in the reply, so it has no gradient to attack")
+    if all(bool((after[name] == value).all()) for name, value in before.items()):
+        raise NothingToReadError(
+            "the encoder is unchanged in the reply, so it has no gradient to attack", observation.client
+        )
     return found
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from hyperfl_flwr.attacks.base import IntArray, build_structure, vmap_ready
 from hyperfl_flwr.attacks.dual_difference import model_after
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
+from hyperfl_flwr.attacks.nothing_to_read import NothingToReadError
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.generator import NOISE_DIM, Generator
 from hyperfl_flwr.models.target import Target
@@ -50,7 +51,8 @@ def label_shares(observation: Observation, knowledge: PublicKnowledge, seed: int
         seed: Seed of the attacker's pseudo-data.
 
     Raises:
-        ValueError: If the observation has no gradient of a generator, or it is zero in all rounds.
+        NothingToReadError: If the gradient of the generator is zero in all rounds.
+        ValueError: If the observation has no gradient of a generator.
     """
     rounds = [*observation.earlier, observation]
     shares = [
@@ -59,7 +61,8 @@ def label_shares(observation: Observation, knowledge: PublicKnowledge, seed: int
         if columns(seen).any()
     ]
     if not shares:
-        raise ValueError("the gradient of the generator is zero in all rounds, so it gives no label counts")
+        reason = "the gradient of the generator is zero in all rounds, so it gives no label counts"
+        raise NothingToReadError(reason, observation.client)
     mean: FloatArray = np.mean(shares, axis=0)
     return mean
 
@@ -133,7 +136,14 @@ def likely_labels(shares: FloatArray, present: NDArray[np.bool_], number: int) -
 
 
 def labels_of_round(observation: Observation, knowledge: PublicKnowledge, seed: int = 0) -> IntArray:
-    """Return the likely labels [P] of one round's pseudo-data, ascending."""
+    """Return the likely labels [P] of one round's pseudo-data, ascending.
+
+    Raises:
+        NothingToReadError: If the gradient of the generator is zero in this round.
+    """
+    if not columns(observation).any():
+        reason = "the gradient of the generator is zero in this round, so it gives no pseudo-data"
+        raise NothingToReadError(reason, observation.client)
     shares = _shares_of_round(observation, knowledge, torch_generator(seed, "labels", len(observation.earlier)))
     present = (columns(observation) != 0).any(axis=0)
     return likely_labels(shares, np.asarray(present), generator_form(knowledge).pseudo_samples)

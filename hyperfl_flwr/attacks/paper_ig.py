@@ -29,6 +29,7 @@ from hyperfl_flwr.attacks.base import (
     stack,
 )
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
+from hyperfl_flwr.attacks.nothing_to_read import require_gradient
 from hyperfl_flwr.attacks.optimisation import Optimisation, Tensors
 from hyperfl_flwr.attacks.optimiser_loop import IMAGES, Problems
 from hyperfl_flwr.attacks.readout import mean_gradients
@@ -69,7 +70,7 @@ def paper_ig(
     }
 
     def prepare(chosen: Sequence[Observation], labels: Sequence[IntArray | None]) -> Batch:
-        rows = [_compressed(mean_gradients(observation, knowledge)) for observation in chosen]
+        rows = [_compressed(_gradients(observation, knowledge)) for observation in chosen]
         constants = stack([bases for bases, _ in rows], device)
         constants |= label_constants(labels, device)
         problems = Problems(
@@ -97,6 +98,12 @@ def _check(observations: Sequence[Observation]) -> None:
         for key, value in observation.received.items():
             if not np.array_equal(value, observations[0].received[key]):
                 raise ValueError("all observations must be of one broadcast; attack each round separately")
+
+
+def _gradients(observation: Observation, knowledge: PublicKnowledge) -> dict[str, Tensor]:
+    found = mean_gradients(observation, knowledge)
+    require_gradient(found, observation, knowledge)
+    return found
 
 
 def _compressed(means: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

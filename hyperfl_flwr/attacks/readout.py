@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
+from hyperfl_flwr.attacks.nothing_to_read import NothingToReadError, require_gradient
 from hyperfl_flwr.core.method import Form
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.runs.observation import Arrays, Observation
@@ -104,8 +105,7 @@ class Readout:
 
 def sgd_scalars(steps: LocalSteps, number: int) -> tuple[float, NDArray[np.float64]]:
     """Return a and p [k] of `X_k = a X_0 + sum_j p_j G_j` for k steps of torch's SGD with empty initial buffers."""
-    kept, buffered = 1.0, 0.0
-    weights, momenta = np.zeros(number), np.zeros(number)
+    kept, buffered, weights, momenta = 1.0, 0.0, np.zeros(number), np.zeros(number)
     for step in range(number):
         buffered = steps.momentum * buffered + steps.weight_decay * kept + steps.pull * (kept - 1)
         kept -= steps.learning_rate * buffered
@@ -142,11 +142,10 @@ def read_out(observation: Observation, knowledge: PublicKnowledge) -> Readout:
         embedding is frozen.
 
     Raises:
-        ValueError: If the reply has other arrays, or does not differ from the broadcast.
+        ValueError: If the reply has other arrays, or, as `NothingToReadError`, does not differ from the broadcast.
     """
     means = mean_gradients(observation, knowledge)
-    if not any(bool(value.any()) for value in means.values()):
-        raise ValueError("the reply equals the broadcast: the client has learned nothing to attack")
+    require_gradient(means, observation, knowledge)
     if "hypernetwork/head_weight" in means:
         return _hypernetwork_readout(observation.received, means, observation, knowledge)
     names = target_names(means)
@@ -178,7 +177,7 @@ def _hypernetwork_readout(
     if not (form and form.embedding_frozen) and bool(change["hidden.weight"].any()):
         embedding = read_embedding(change)
         of_first_layer = torch.relu(start["hidden.weight"] @ embedding + start["hidden.bias"])
-    hidden, gradient, singular = read_heads(change, of_first_layer)
+    hidden, gradient, singular = read_heads(change, of_first_layer, observation.client)
     if embedding is not None and steps == 1 and "head_bias" in change:
         embedding = refine_embedding(embedding, hidden, start)
     if of_first_layer is not None and steps > 1 and float(singular[1]) > DRIFT_THRESHOLD * float(singular[0]):
@@ -248,15 +247,18 @@ def refine_embedding(embedding: Tensor, hidden: Tensor, start: Mapping[str, Tens
     return embedding + correction
 
 
-def read_heads(change: Mapping[str, Tensor], of_first_layer: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def read_heads(
+    change: Mapping[str, Tensor], of_first_layer: Tensor | None, client: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return z [p], g [P] and the singular values from the heads' mean gradients.
 
     Args:
         change: `head_weight` D_H [p, P] and, if heads have biases, `head_bias` D_c [P].
         of_first_layer: z [p] computed from v, which gives the length of z if there are no biases.
+        client: The client, for the error.
 
     Raises:
-        ValueError: If there are neither head biases nor a reading of v.
+        NothingToReadError: If there are neither head biases nor a reading of v.
     """
     bias = change.get("head_bias")
     rows = change["head_weight"] if bias is None else torch.cat([change["head_weight"], bias[None]])
@@ -264,14 +266,13 @@ def read_heads(change: Mapping[str, Tensor], of_first_layer: Tensor | None) -> t
     singular = values.flip(0).clamp(min=0).sqrt()
     left = vectors[:, -1]
     if bias is not None:
-        hidden = left[:-1] / left[-1]
-        return hidden, (left @ rows) * left[-1], singular
+        return left[:-1] / left[-1], (left @ rows) * left[-1], singular
     if of_first_layer is None:
-        raise ValueError(
+        text = (
             "without head biases the length of z needs the first layer's gradient, but it is zero: frozen or inactive"
         )
-    direction = left if float(left @ of_first_layer) > 0 else -left
-    hidden = direction * of_first_layer.norm()
+        raise NothingToReadError(text, client)
+    hidden = (left if float(left @ of_first_layer) > 0 else -left) * of_first_layer.norm()
     return hidden, hidden @ rows / hidden.square().sum(), singular
 
 

@@ -3,6 +3,7 @@
 The attacks get observations and public knowledge. The private images are used only afterwards, for scoring.
 """
 
+import math
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +44,7 @@ class AttackResult:
             same kind of image in every client; empty for a single client or a sum, and if `comparisons` is.
         labels_found: Share of the labels that were found; None if the attack does not look for labels or got them.
         label_correlation: Rank correlation between the estimated and true class counts of each client; NaN if one of
-            them is constant. Empty for an attack that does not estimate counts.
+            them is constant, or there was nothing to read. Empty for an attack that does not estimate counts.
     """
 
     attack: Attack
@@ -113,10 +114,13 @@ def attack(target: AttackedRound, row: Attack, settings: AttackSettings, seen: V
     """Run one attack on what the server sees, and score its result against the clients' images."""
     truth = [images_of(target, client) for client in target.clients]
     results = run_by_network(target, row, settings, seen)
+    readable = [result for result in results if not result.nothing_to_read]
+    finds_images = row.finds_images and bool(readable) and all(len(result.images) for result in readable)
     found, private = [result.images for result in results], [images for images, _ in truth]
     if target.summed:  # results of a sum come in any order: score all clients together
         found, private = [np.concatenate(found)], [np.concatenate(private)]
-    finds_images = row.finds_images and all(map(len, found))
+    elif finds_images and len(readable) < len(results):
+        found = _with_mean_images(target, found, private)
     comparisons = _compared(target, found, private) if finds_images else []
     crossed = _compared(target, found[1:] + found[:1], private) if finds_images and len(found) > 1 else []
     labels_given = settings.labels is not None and row.finds_images
@@ -129,10 +133,21 @@ def attack(target: AttackedRound, row: Attack, settings: AttackSettings, seen: V
         labels_found=labels_found,
         label_correlation=[
             rank_correlation(result.label_counts, np.bincount(labels, minlength=len(result.label_counts)))
-            for result, (_, labels) in zip(results, truth, strict=False)
             if result.label_counts is not None
+            else math.nan
+            for result, (_, labels) in zip(results, truth, strict=False)
+            if any(result.label_counts is not None for result in results)
         ],
     )
+
+
+def _with_mean_images(target: AttackedRound, found: Sequence[Images], private: Sequence[Images]) -> list[Images]:
+    """Return the images found of each client, and the control's mean image for those without anything to read."""
+    _, mean_image = controls(target, 1)
+    return [
+        images if len(images) else np.repeat(mean_image[None], len(own), axis=0)
+        for images, own in zip(found, private, strict=True)
+    ]
 
 
 def _compared(target: AttackedRound, found: Sequence[Images], private: Sequence[Images]) -> list[Comparison]:
@@ -164,8 +179,12 @@ def controls(target: AttackedRound, number: int) -> tuple[Images, Images]:
 
 
 def _labels_found(results: Sequence[Reconstruction], truth: Sequence[IntArray]) -> float | None:
-    """Return the share of labels that were found, comparing multisets per client; None if an attack finds none."""
-    if any(result.labels is None for result in results):
+    """Return the share of labels that were found, comparing multisets per client; None if an attack finds none.
+
+    Of a client without anything to read none are found.
+    """
+    readable = [result for result in results if not result.nothing_to_read]
+    if not readable or any(result.labels is None for result in readable):
         return None
     hits = 0
     for result, labels in zip(results, truth, strict=True):

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from hyperfl_flwr.attacks.base import AttackSettings, Reconstruction
 from hyperfl_flwr.attacks.registry import Attack
+from hyperfl_flwr.audit.readable import run_on_readable
 from hyperfl_flwr.audit.record_round import AttackedRound, View
 
 
@@ -30,16 +31,19 @@ def run_by_network(
         seen: The attacker's view of the round, with the knowledge of the first client's network.
 
     Returns:
-        The results in the order of the clients; of a sum, which has one network, in any order.
+        The results in the order of the clients; of a sum, which has one network, in any order. See `run_on_readable`
+        for clients in whose replies there is nothing to read.
     """
     names = [target.config.of_client(client).target for client in target.clients]
     if len(set(names)) == 1:
-        return row.run(seen.observations, seen.knowledge, settings)
+        return run_on_readable(row, seen.observations, target.clients, seen.knowledge, settings)
     found: dict[int, Reconstruction] = {}
     for name in dict.fromkeys(names):
         rows = [position for position, other in enumerate(names) if other == name]
         labels = None if settings.labels is None else [settings.labels[position] for position in rows]
         observations = [seen.observations[position] for position in rows]
-        knowledge = target.knowledge(target.clients[rows[0]])
-        found |= dict(zip(rows, row.run(observations, knowledge, replace(settings, labels=labels)), strict=True))
+        clients = [target.clients[position] for position in rows]
+        knowledge = target.knowledge(clients[0])
+        results = run_on_readable(row, observations, clients, knowledge, replace(settings, labels=labels))
+        found |= dict(zip(rows, results, strict=True))
     return [found[position] for position in range(len(names))]

@@ -1,5 +1,6 @@
 """Run one round of a federation in this process, and record what its server sees of some clients."""
 
+import contextlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from hyperfl_flwr.app.methods import check_run, client_of, new_strategy
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.secure_sums import secure_context
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
+from hyperfl_flwr.attacks.nothing_to_read import NothingToReadError
 from hyperfl_flwr.attacks.readout import read_out
 from hyperfl_flwr.attacks.registry import Attack
 from hyperfl_flwr.audit.knowledge import public_knowledge
@@ -154,10 +156,15 @@ def view(target: AttackedRound, recorded: ObservationFiles) -> View:
 
 
 def leaked_activations(target: AttackedRound, recorded: ObservationFiles) -> list[Tensor]:
-    """Read HyperFL's activation z [p] of each client off its upload, as a server does that sees single uploads."""
-    knowledge = target.knowledge()
-    activations = (read_out(observation, knowledge).hidden for observation in recorded)
-    return [hidden for hidden in activations if hidden is not None]
+    """Read HyperFL's activation z [p] of each client off its upload, as a server does that sees single uploads.
+
+    There is none of a client whose upload has nothing to read.
+    """
+    knowledge, found = target.knowledge(), []
+    for observation in recorded:
+        with contextlib.suppress(NothingToReadError):
+            found.append(read_out(observation, knowledge).hidden)
+    return [hidden for hidden in found if hidden is not None]
 
 
 def record_round(target: AttackedRound, folder: Path, forged: Forged | None = None) -> ObservationFiles:

@@ -70,6 +70,11 @@ def _attack(target: AttackedRound, finding: AttackResult, lpips: Lpips | None) -
         "seconds": sum(result.seconds for result in results),
         "labels_found": finding.labels_found,
         "findings": [dict(result.findings) for result in results],
+        "nothing_to_read": [
+            {"client": None if target.summed else client, "reason": result.nothing_to_read}
+            for client, result in zip(target.clients, results, strict=False)
+            if result.nothing_to_read
+        ],
     }
     if finding.label_correlation:
         document["label_counts"] = _label_counts(finding)
@@ -106,9 +111,8 @@ def _label_counts(finding: AttackResult) -> dict[str, Any]:
     return {
         "correlation": {"mean": float(np.mean(known)) if known else None, "per_client": found},
         "estimated": [
-            [round(float(count), 2) for count in result.label_counts]
+            None if result.label_counts is None else [round(float(count), 2) for count in result.label_counts]
             for result in finding.results
-            if result.label_counts is not None
         ],
     }
 
@@ -218,6 +222,8 @@ def _verdict(found: Mapping[str, Any]) -> tuple[str, str]:
     if "verdict" in found:
         return "plain" if found["verdict"] == "recovered nothing" else "alarm", found["verdict"]
     share = found["labels_found"]
+    if share is None and found["nothing_to_read"]:
+        return "plain", "nothing to read"
     return "plain", "looked for no images" if share is None else f"found {100 * share:.0f} % of the labels"
 
 

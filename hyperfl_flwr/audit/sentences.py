@@ -10,9 +10,12 @@ def sentence(document: Mapping[str, Any], name: str) -> str:
     """Return the verdict on one attack as a sentence."""
     found, where = document["attacks"][name], document["threat"]
     if "verdict" not in found:
-        share = found["labels_found"]
+        share, silent = found["labels_found"], found.get("nothing_to_read", ())
+        if share is None and silent:
+            reasons = "; ".join(dict.fromkeys(each["reason"] for each in silent))
+            return f"After {where}, {name} had nothing to read and has tested nothing: {reasons}."
         labels = "" if share is None else f" found {100 * share:.0f} % of the labels"
-        return f"After {where}, {name}{labels or ' looked for no images'}.{_histogram(found)}"
+        return f"After {where}, {name}{labels or ' looked for no images'}.{_silent(found)}{_histogram(found)}"
     ours, mean = found["psnr"]["median"], found["control"]["mean_image"]["psnr"]["median"]
     control = max(found["control"]["unrelated"]["psnr"]["median"], mean)
     numbers = (
@@ -20,12 +23,14 @@ def sentence(document: Mapping[str, Any], name: str) -> str:
     )
     if found["verdict"] == "recovered nothing":
         numbers += f" dB; no image is {CLEAR_MARGIN:g} dB ahead of its control. A failed attack is no proof of safety."
-        return f"After {where}, {name} recovered nothing: {numbers}{_untested(found)}{_histogram(found)}"
+        return (
+            f"After {where}, {name} recovered nothing: {numbers}{_untested(found)}{_silent(found)}{_histogram(found)}"
+        )
     which = "the private images" if found["verdict"] == "recovered" else "some of the private images"
     count = f"{found['images_recovered']} of {len(found['psnr']['per_image'])} clearly"
     if crossed := (found["control"]["next_client"] or {}).get("images_recovered"):
         count += f", and {crossed} if each client's results are compared with another's images"
-    return f"After {where}, {name} recovered {which} ({count}): {numbers} dB.{_histogram(found)}"
+    return f"After {where}, {name} recovered {which} ({count}): {numbers} dB.{_silent(found)}{_histogram(found)}"
 
 
 def _untested(found: Mapping[str, Any]) -> str:
@@ -39,6 +44,16 @@ def _untested(found: Mapping[str, Any]) -> str:
         f" In {which} the gradient is below the rounding to float32 (rounding above 1 in audit.json), so that the "
         f"attack had nothing to read there and has tested nothing."
     )
+
+
+def _silent(found: Mapping[str, Any]) -> str:
+    """Return of which clients there was nothing to read; empty if there are none."""
+    silent = found.get("nothing_to_read", ())
+    if not silent:
+        return ""
+    reasons = "; ".join(f"client {each['client']}: {each['reason']}" for each in silent)
+    images = ", and its images were compared with the mean image" if "verdict" in found else ""
+    return f" Where there was nothing to read, the attack has tested nothing{images} ({reasons})."
 
 
 def _histogram(found: Mapping[str, Any]) -> str:

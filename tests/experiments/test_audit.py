@@ -29,7 +29,7 @@ from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.launch.early_check import check_early
 from hyperfl_flwr.launch.warnings import leak_warnings, noise_warnings
 from hyperfl_flwr.models.hypernetwork import common_embedding
-from hyperfl_flwr.runs.observation import load_observation
+from hyperfl_flwr.runs.observation import load_observation, save_observation
 from hyperfl_flwr.runs.run_directory import read_metrics, settings_of
 
 METHODS_WITH_UPLOADS = ["fedavg", "fedrep", "hyperfl", "hyperfl-frozen", "pfedhn", "pfedhn-pc", "it-pfl"]
@@ -164,6 +164,53 @@ def test_what_a_run_has_recorded_is_attacked(federate: Federate) -> None:
     assert len(findings["ig"].comparisons[0].matched.psnr) == 40
     with pytest.raises(RunDirectoryError, match="has recorded nothing"):
         recorded_round(federate("fedavg"), {})
+
+
+@pytest.mark.parametrize(
+    ("method", "attack"),
+    [
+        ("fedavg", "idlg"),
+        ("fedavg", "ig"),
+        ("hyperfl", "ig-paper"),
+        ("hyperfl", "head-gradient"),
+        ("it-pfl", "encoder-gradient"),
+        ("priv-hfl", "dual-difference"),
+        ("priv-hfl", "generator-dlg"),
+    ],
+)
+def test_a_silent_client_ends_no_audit(method: str, attack: str, federate: Federate, tmp_path: Path) -> None:
+    """Of three clients, one has learned nothing: the others are attacked. If all are silent, the report says so."""
+    run = federate(method, **{"audit.clients": "0,1,2", "audit.rounds": "1", "data.train-samples": 2})
+    target, observed = recorded_round(run, {})
+
+    def silence(path: Path) -> None:
+        seen = load_observation(path)
+        zero = method == "priv-hfl"  # it sends changes and gradients, the others send values
+        reply = {key: np.zeros_like(value) if zero else seen.received[key] for key, value in seen.reply.items()}
+        save_observation(path, replace(seen, reply=reply))
+
+    silence(observed.paths[1])
+    options = Options(attacks=[attack], iterations=2)
+    finding = audit(target, options, observed)[attack]
+    assert [bool(result.nothing_to_read) for result in finding.results] == [False, True, False]
+    write_audit(target, {attack: finding}, tmp_path)
+    document = json.loads((tmp_path / "audit.json").read_text())
+    (silent,) = document["attacks"][attack]["nothing_to_read"]
+    assert silent == {"client": 1, "reason": finding.results[1].nothing_to_read}
+    assert f"the attack has tested nothing{'' if attack == 'idlg' else ', and'}" in sentence(document, attack)
+    assert f"(client 1: {silent['reason']})" in sentence(document, attack)
+    if attack == "idlg":
+        assert finding.labels_found is not None
+        assert finding.labels_found <= 2 / 3
+    else:  # the silent client's images are compared with what is known without it
+        np.testing.assert_array_equal(finding.comparisons[1].matched.psnr, finding.comparisons[1].mean_image)
+    for path in (observed.paths[0], observed.paths[2]):
+        silence(path)
+    finding = audit(target, options, observed)[attack]
+    assert (list(finding.comparisons), finding.labels_found) == ([], None)
+    write_audit(target, {attack: finding}, tmp_path)
+    assert f"{attack} had nothing to read and has tested nothing: the " in (tmp_path / "audit.md").read_text()
+    assert f"{attack}: nothing to read" in (tmp_path / "audit.html").read_text()
 
 
 def test_the_report_has_the_sizes_of_unequal_clients(federate: Federate, tmp_path: Path) -> None:
