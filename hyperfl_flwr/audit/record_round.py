@@ -24,6 +24,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
+from hyperfl_flwr.data.fewer_samples import fewer_samples
 from hyperfl_flwr.models.provenance import use_weights
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
@@ -59,6 +60,7 @@ class AttackedRound:
         by_neighbours: Whether the end clients of a chain attack instead of the server, see
             `hyperfl_flwr.audit.neighbour_view`.
         cheating: Whether the server forges what it sends, in each attack for that attack.
+        samples: Largest number of training samples of each client, drawn from its own; 0 for all.
         recorded_round: Number of the round if a run has recorded it; 0 if it is run for the attack.
         prior: Data set of which the attacker has images; empty for none.
         labels_known: Whether the attacker has the labels of the private images.
@@ -71,6 +73,7 @@ class AttackedRound:
     opened: bool = False
     by_neighbours: bool = False
     cheating: bool = False
+    samples: int = 0
     recorded_round: int = 0
     prior: str = ""
     labels_known: bool = False
@@ -101,7 +104,8 @@ class AttackedRound:
 
     def data(self) -> FederatedData:
         """Return the federation's data."""
-        return load_federated_data(self.config.data_settings())
+        with fewer_samples(self.samples):
+            return load_federated_data(self.config.data_settings())
 
     def knowledge(self, client: int | None = None) -> PublicKnowledge:
         """Return what the server knows of a client, or of the first attacked one, without any message.
@@ -181,6 +185,11 @@ def record_round(target: AttackedRound, folder: Path, forged: Forged | None = No
     Raises:
         RunFailedError: If a client fails.
     """
+    with fewer_samples(target.samples):
+        return _record_round(target, folder, forged)
+
+
+def _record_round(target: AttackedRound, folder: Path, forged: Forged | None) -> ObservationFiles:
     config = target.config
     secure = secure_context(config)
     # With secure sums each node is one client, as far as a sum can have so many nodes.

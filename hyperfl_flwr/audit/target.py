@@ -24,6 +24,23 @@ from hyperfl_flwr.runs.run_directory import settings_of
 from hyperfl_flwr.runs.run_sources import find_sources_of
 from strategies.engine.base import BaseStrategy
 
+DIVIDING = frozenset(
+    {
+        "data.dirichlet-alpha",
+        "data.group-by",
+        "data.iid-fraction",
+        "data.partition",
+        "data.seed",
+        "data.shards-per-client",
+        "data.train-samples",
+        "data.validation-fraction",
+        "dataset",
+        "novel.clients",
+        "num-clients",
+    }
+)
+"""Settings by which the training samples are divided among the clients."""
+
 TEST_SAMPLES = 10
 """Number of test samples of each client; few, since the audit does not use accuracies."""
 
@@ -31,15 +48,18 @@ TEST_SAMPLES = 10
 def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path | None = None) -> AttackedRound:
     """Return the round to attack, in which every audited client holds `samples` images.
 
+    Those of a trained run's client are drawn from the samples on which it has trained.
+
     With `secagg.enabled`, the server of a round with fresh parameters opens the sum of all clients' uploads.
 
     Args:
-        settings: All settings of the round; the clients' data, and without `trained` their number, are replaced.
+        settings: All settings of the round; without `trained`, the clients' data and their number are replaced.
         options: Options of the audit, with the number of images.
         trained: See `AttackedRound`; if given, `settings` are those of the run, except for the local training.
 
     Raises:
-        ConfigError: If the images cannot be divided in this way, or the settings are wrong.
+        ConfigError: If the images cannot be divided in this way, a trained run's client has fewer, or the settings are
+            wrong.
         DataError: If the data set cannot be loaded, or is too small.
     """
     if trained is None:
@@ -50,7 +70,8 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
     opened = trained is None and bool(settings["secagg.enabled"])
     attacked = _attacked(settings, number, samples, opened=opened)
     own = _numbers_of(trained, settings) if trained else _fresh(settings, number, attacked)
-    settings = {**settings, **own, **attacked}
+    division = {} if trained is None else _division_of(trained, settings)
+    settings = {**settings, **own, **attacked, **division}
     whose = "the trained run" if trained else str(settings["dataset"])
     _check_number(number, samples, int(settings["num-clients"]), whose, opened=opened)
     if opened:
@@ -63,6 +84,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         config=config,
         clients=clients,
         trained=trained,
+        samples=0 if trained is None else samples,
         summed=options.summed,
         opened=opened,
         by_neighbours=options.by_neighbours,
@@ -71,7 +93,29 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         labels_known=options.labels_known,
     )
     check_knowledge(target)  # loads the data, so that missing data are reported before anything starts
+    for client, size in zip(target.clients, target.sizes, strict=True):
+        if size < samples:
+            raise ConfigError(
+                f"client {client} of the trained run has {counted(size, 'training sample')}, but {samples} of each "
+                f"client would be attacked; give --samples {min(target.sizes)} at most"
+            )
     return target
+
+
+def _division_of(trained: Path, settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the settings by which a run has divided its training samples: its clients keep their own.
+
+    Raises:
+        ConfigError: If others are given.
+    """
+    division = {key: value for key, value in settings_of(trained).items() if key in DIVIDING}
+    for key, value in division.items():
+        if settings[key] != value:
+            raise ConfigError(
+                f"the clients of the trained run have their samples by {key} = {value}, which cannot be "
+                f"{settings[key]} with --checkpoint; leave it out"
+            )
+    return division
 
 
 def _check_number(number: int, samples: int, num_clients: int, whose: str, *, opened: bool) -> None:

@@ -23,6 +23,7 @@ from hyperfl_flwr.data.augmentation import Augmentation
 from hyperfl_flwr.data.client_data import ClientData
 from hyperfl_flwr.data.dataset import Dataset, IntArray, Split
 from hyperfl_flwr.data.digests import Digests, digests
+from hyperfl_flwr.data.fewer_samples import drawn, most_samples
 from hyperfl_flwr.data.partition.allocation import class_counts, reuse_report
 from hyperfl_flwr.data.partition.assign import DataSettings, assign, limited, refuse_copies, split_validation
 from hyperfl_flwr.data.registry import load_dataset
@@ -204,7 +205,7 @@ def load_federated_data(settings: DataSettings) -> FederatedData:
         DataError: If the data set cannot be loaded or is too small for the federation.
     """
     root = Path(settings.data_root) if settings.data_root else None
-    return _partitioned(settings, load_dataset(settings.dataset, root, settings.sample_format))
+    return _partitioned(settings, load_dataset(settings.dataset, root, settings.sample_format), most_samples())
 
 
 def load_local_data(settings: DataSettings, client: int) -> FederatedData:
@@ -263,13 +264,14 @@ def _with_settings(settings: DataSettings, dataset: Dataset) -> Dataset:
 
 
 @lru_cache(maxsize=8)
-def _partitioned(settings: DataSettings, dataset: Dataset) -> FederatedData:
+def _partitioned(settings: DataSettings, dataset: Dataset, most: int) -> FederatedData:
     settings.weighting.check(dataset.train, dataset.num_classes)
     name, train, test = assign(settings, dataset)
     divided = _divided(settings, dataset, dict(enumerate(train)), dict(enumerate(test)))
     if settings.distinct:
         refuse_copies(divided["train"])
     parts = {part: list(found.values()) for part, found in divided.items()}
+    parts["train"] = drawn(parts["train"], most, settings.seed)
     return FederatedData(
         dataset=_with_settings(settings, dataset), partition=name, weighting=settings.weighting, **parts
     )

@@ -166,6 +166,24 @@ def test_what_a_run_has_recorded_is_attacked(federate: Federate) -> None:
         recorded_round(federate("fedavg"), {})
 
 
+def test_a_trained_clients_images_are_its_own(federate: Federate, tmp_path: Path) -> None:
+    """The data are divided as in the run; of each client so many samples are drawn, and no more than it has."""
+    run = federate("fedavg", num_rounds=1, **{"data.partition": "dirichlet-per-label", "data.train-samples": "auto"})
+    own = load_federated_data(RunConfig.from_flat(settings_of(run)).data_settings())
+    target = make_target(settings_of(run), Options(num_images=9, samples=3), run)
+    for client in range(3):
+        chosen = target.data().train_indices(client)
+        assert len(chosen) == 3
+        assert set(chosen) < set(own.train_indices(client))
+    assert len(own.train_indices(0)) > 100
+    assert [observation.num_examples for observation in record_round(target, tmp_path)] == [3, 3, 3]
+    least = min(len(own.train_indices(client)) for client in range(5))
+    with pytest.raises(ConfigError, match=f"of each client would be attacked; give --samples {least} at most"):
+        make_target(settings_of(run), Options(num_images=5 * (least + 1), samples=least + 1), run)
+    with pytest.raises(ConfigError, match=r"data.seed = 0, which cannot be 1 with --checkpoint"):
+        make_target(settings_of(run) | {"data.seed": 1}, Options(num_images=1, samples=1), run)
+
+
 @pytest.mark.parametrize(
     ("method", "attack"),
     [
