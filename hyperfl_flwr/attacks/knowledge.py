@@ -46,7 +46,6 @@ class PublicKnowledge:
         std: Standard deviation of each channel, the divisor.
         training: Public settings of the clients' local training.
         form: Form in which the target network, or the hypernetwork that generates it, is sent.
-        augmented: Whether clients train on randomly cropped and flipped images; an attack then finds those.
         private_classifier: Whether clients keep the classifier, so that no server sends it.
         summed_clients: Number N of clients in the mean that a reply is, see `mean_observation`; 1 for a single upload.
         unknown_scale: Whether uploads or single samples' gradients are clipped, so that a reply is the change that the
@@ -61,7 +60,6 @@ class PublicKnowledge:
     std: tuple[float, ...]
     training: PublicTraining
     form: Form = "values"
-    augmented: bool = False
     private_classifier: bool = False
     summed_clients: int = 1
     unknown_scale: bool = False

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from hyperfl_flwr.attacks.base import AttackSettings, IntArray, Reconstruction
@@ -27,6 +28,7 @@ from hyperfl_flwr.audit.prior import prior_of
 from hyperfl_flwr.audit.record_round import AttackedRound, View, leaked_activations, record_round, view
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.rng import numpy_generator
+from hyperfl_flwr.data.augmentation import Augmentation
 from hyperfl_flwr.metrics.distributions import rank_correlation
 
 Images = NDArray[np.float32]
@@ -157,7 +159,16 @@ def _compared(target: AttackedRound, found: Sequence[Images], private: Sequence[
     ]
     unrelated, mean_image = controls(target, sum(map(len, found)))
     parts = np.split(unrelated, np.cumsum([len(images) for images in found])[:-1])
-    return [compare(*pair, mean_image) for pair in zip(found, private, parts, strict=True)]
+    forms = _forms if target.augmented else None
+    return [compare(*pair, mean_image, forms) for pair in zip(found, private, parts, strict=True)]
+
+
+def _forms(image: Images) -> Images:
+    """Return all forms [v, C, H, W] of an image [C, H, W] that the clients' augmentation makes."""
+    augmentation = Augmentation(pad_value=(0.0,) * len(image))  # black, of pixels in [0, 1]
+    changes = augmentation.all_changes()
+    forms: Images = augmentation(torch.from_numpy(image).expand(len(changes), -1, -1, -1), changes).numpy()
+    return forms
 
 
 def images_of(target: AttackedRound, client: int) -> tuple[Images, IntArray]:

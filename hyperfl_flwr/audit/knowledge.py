@@ -20,7 +20,6 @@ def public_knowledge(
     num_classes: int,
     mean: tuple[float, ...],
     std: tuple[float, ...],
-    augmented: bool,
 ) -> PublicKnowledge:
     """Return the knowledge that follows from a run's configuration and data set.
 
@@ -30,7 +29,6 @@ def public_knowledge(
         num_classes: Number of classes of the data set.
         mean: Mean of the data set's normalisation, per channel.
         std: Standard deviation of the data set's normalisation, per channel.
-        augmented: Whether clients augment the images.
 
     Raises:
         ValueError: If the attacks do not support the data or the target network, see `PublicKnowledge`.
@@ -45,7 +43,6 @@ def public_knowledge(
         std=std,
         training=client_of(config.method).public_training(config),
         form=forms[0] if forms else "values",
-        augmented=augmented,
         private_classifier=not any(upload.part in WITH_CLASSIFIER for upload in uploads),
         unknown_scale=config.privacy.clip_norm > 0 or config.dp.epsilon > 0,
         seed=config.seed,

@@ -91,6 +91,11 @@ class AttackedRound:
         return [len(data.train_indices(client)) for client in self.clients]
 
     @property
+    def augmented(self) -> bool:
+        """Whether the clients trained on randomly cropped and flipped images, which an attack then finds."""
+        return self.data().dataset.augment
+
+    @property
     def round(self) -> int:
         """Number of the attacked round."""
         ended = Checkpoints(self.trained / "checkpoints").rounds()[-1] if self.trained else 0
@@ -122,7 +127,6 @@ class AttackedRound:
                 num_classes=dataset.num_classes,
                 mean=dataset.mean,
                 std=dataset.std,
-                augmented=dataset.augment,
             )
         except ValueError as error:
             raise ConfigError(f"{error}; that is no proof of safety") from None

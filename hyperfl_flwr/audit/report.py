@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperfl_flwr.attacks.scoring import number_recovered, verdict
-from hyperfl_flwr.audit.audit import AttackResult, images_of
+from hyperfl_flwr.audit.audit import AttackResult
 from hyperfl_flwr.audit.pictures import MOST_DECIBELS, PictureRow, draw_rows, picture_rows
 from hyperfl_flwr.audit.record_round import AttackedRound
 from hyperfl_flwr.audit.sentences import sentence
@@ -25,6 +25,11 @@ from hyperfl_flwr.metrics.images import Lpips, similarity
 from hyperfl_flwr.pages.figures import image_source
 from hyperfl_flwr.pages.render import NOTHING, Settings, plain, write_page
 from hyperfl_flwr.runs import manifest
+
+AUGMENTED = (
+    "The clients trained on randomly moved and flipped images: a private image is compared in that of these forms "
+    "which is nearest, with reconstructions and controls alike. "
+)
 
 CHEATS = "The server cheats in these attacks: it sends forged weights, which it made for each attack."
 
@@ -53,6 +58,7 @@ def measure(target: AttackedRound, findings: Mapping[str, AttackResult], lpips: 
         "batch_size": config.batch_size,
         "local_steps": common(target.steps),
         "trained": target.trained is not None,
+        "augmented": target.augmented,
         "attacks": {name: _attack(target, finding, lpips) for name, finding in findings.items()},
         "settings": config.flat(),
         "code": manifest.code(),
@@ -80,10 +86,11 @@ def _attack(target: AttackedRound, finding: AttackResult, lpips: Lpips | None) -
         document["label_counts"] = _label_counts(finding)
     if not finding.comparisons:
         return document
-    private = np.concatenate([images_of(target, client)[0] for client in target.clients])
     found = np.concatenate([comparison.matched.images for comparison in finding.comparisons])
     others = np.concatenate([comparison.unrelated.images for comparison in finding.comparisons])
-    ours, control = similarity(found, private, lpips), similarity(others, private, lpips)
+    private = np.concatenate([comparison.matched.private for comparison in finding.comparisons])
+    of_others = np.concatenate([comparison.unrelated.private for comparison in finding.comparisons])
+    ours, control = similarity(found, private, lpips), similarity(others, of_others, lpips)
     return document | {
         "psnr": _statistics(ours.psnr),
         "ssim": _statistics(ours.ssim),
@@ -213,6 +220,7 @@ def _facts(document: Mapping[str, Any], known: str) -> str:
     return (
         f"{cheats}{clients} with {images} each, {state}. What leaves a client: "
         f"{METHODS[document['method']].sends}. {known} Reconstructions were assigned to the private images afterwards. "
+        f"{AUGMENTED if document['augmented'] else ''}"
         f"Controls: as many unrelated images, and the mean image."
     )
 

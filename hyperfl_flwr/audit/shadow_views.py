@@ -191,5 +191,4 @@ def knowledge_of(config: RunConfig, data: GameData) -> PublicKnowledge:
     dataset = data.dataset
     return public_knowledge(
         config, input_shape=dataset.input_shape, num_classes=dataset.num_classes, mean=dataset.mean, std=dataset.std,
-        augmented=False,
     )  # fmt: skip

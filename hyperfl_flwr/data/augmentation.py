@@ -42,6 +42,11 @@ class Augmentation:
             drawn.append(np.stack((*offsets, (rng.random(size) < 0.5) & self.flip), axis=1))
         return torch.from_numpy(np.concatenate(drawn))
 
+    def all_changes(self) -> Tensor:
+        """Return the rows of all changes that `draw` can draw, int64 [n, 3]: each position, plain and flipped."""
+        offsets = torch.arange(2 * self.padding + 1)
+        return torch.cartesian_prod(offsets, offsets, torch.arange(2 if self.flip else 1))
+
     def __call__(self, images: Tensor, drawn: Tensor) -> Tensor:
         """Augment a batch.
 

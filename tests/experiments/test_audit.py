@@ -7,22 +7,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from hyperfl_flwr.attacks.base import Reconstruction
 from hyperfl_flwr.attacks.readout import read_out
+from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.attacks.scoring import verdict
-from hyperfl_flwr.audit.audit import audit
+from hyperfl_flwr.audit.audit import AttackResult, _compared, audit, images_of
 from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.options import Options
-from hyperfl_flwr.audit.record_round import record_round, recorded_round
+from hyperfl_flwr.audit.record_round import AttackedRound, record_round, recorded_round
 from hyperfl_flwr.audit.replaced import REPLACED, SECTIONS, without_replaced
-from hyperfl_flwr.audit.report import write_audit
+from hyperfl_flwr.audit.report import measure, write_audit
 from hyperfl_flwr.audit.sentences import sentence
 from hyperfl_flwr.audit.target import _attacked, _fresh, make_target
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.data.augmentation import Augmentation
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.launch.contract.base import SMALL, Federate
 from hyperfl_flwr.launch.contract.grids import Settings
@@ -182,6 +186,32 @@ def test_a_trained_clients_images_are_its_own(federate: Federate, tmp_path: Path
         make_target(settings_of(run), Options(num_images=5 * (least + 1), samples=least + 1), run)
     with pytest.raises(ConfigError, match=r"data.seed = 0, which cannot be 1 with --checkpoint"):
         make_target(settings_of(run) | {"data.seed": 1}, Options(num_images=1, samples=1), run)
+
+
+def test_moved_and_flipped_images_are_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What clients trained on is found exactly, where the run augments; a control gains by it, too."""
+    target = make_target(settings(method="fedavg"), Options(num_images=5, samples=5))
+    assert not target.augmented  # a round that is run for the attack
+    private, _ = images_of(target, 0)
+    augmentation = Augmentation(pad_value=(0.0,))
+    drawn = augmentation.draw([5], np.random.default_rng(1))
+    assert bool((drawn[:, :2] != 4).any())
+    seen = augmentation(torch.from_numpy(private), drawn).numpy()[::-1].copy()
+    (plain,) = _compared(target, [seen], [private])
+    monkeypatch.setattr(AttackedRound, "augmented", True)
+    (found,) = _compared(target, [seen], [private])
+    assert np.isinf(found.matched.psnr).all()
+    np.testing.assert_array_equal(found.matched.private, seen[::-1])
+    assert np.median(plain.matched.psnr) < 20
+    for part in ("unrelated", "mean_image"):
+        before, after = (getattr(each, part) for each in (plain, found))
+        gain = after - before if part == "mean_image" else after.psnr - before.psnr
+        assert gain.mean() > 0.1
+    document = measure(target, {"ig": AttackResult(
+        attack=ATTACKS["ig"], results=[Reconstruction(images=seen)], comparisons=[found], crossed=[], labels_found=None
+    )})  # fmt: skip
+    assert document["augmented"]
+    assert document["attacks"]["ig"]["ssim"]["mean"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

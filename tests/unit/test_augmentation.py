@@ -35,6 +35,15 @@ def test_augmentation_is_pad_crop_and_flip_of_torchvision():
         torch.testing.assert_close(changed, transforms.hflip(expected) if flip else expected, rtol=0, atol=0)
 
 
+def test_all_changes_are_those_that_can_be_drawn():
+    """Each of 3 x 3 positions, plain and flipped, is there once; without flips there are half as many."""
+    augmentation = Augmentation(padding=1, pad_value=(0.0,))
+    rows = {tuple(row) for row in augmentation.all_changes().tolist()}
+    assert len(rows) == len(augmentation.all_changes()) == 18
+    assert rows == {tuple(row) for row in augmentation.draw([2000], np.random.default_rng(0)).tolist()}
+    assert len(Augmentation(padding=1, pad_value=(0.0,), flip=False).all_changes()) == 9
+
+
 def test_augmentation_shifts_and_flips_uniformly():
     """Of 4,000 images with one bright pixel, each of the 9 x 9 places gets 1/81, i.e. 49 +- 35 (5 sigma of 7)."""
     images = torch.zeros(4000, 1, 33, 33)

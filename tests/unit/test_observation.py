@@ -38,7 +38,7 @@ def observation() -> Observation:
 
 def knowledge(**changes: object) -> PublicKnowledge:
     config = resolved(RunConfig.from_flat(default_settings() | {"learning-rate": 0.02} | changes))
-    return public_knowledge(config, augmented=True, **SHAPE)  # type: ignore[arg-type]
+    return public_knowledge(config, **SHAPE)  # type: ignore[arg-type]
 
 
 def test_an_observation_is_the_same_after_saving(tmp_path: Path) -> None:
