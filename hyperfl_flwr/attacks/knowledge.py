@@ -35,33 +35,53 @@ class PublicImages:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicKnowledge:
-    """Architecture, normalisation and hyper-parameters of a run, which the server sets or reads in the code.
+class TrainingKnowledge:
+    """What it takes to read parameters and gradients off a reply, of any samples and any target network.
 
     Attributes:
         target: Name of the target network, see `hyperfl_flwr.models.names.TARGETS`.
-        input_shape: Shape (channels, height, width) of an image; the attacks search for images.
+        input_shape: Shape of a sample: (channels, height, width) of an image, or (D,) of a feature vector.
         num_classes: Number K of classes.
-        mean: Mean of each channel, subtracted from pixels in [0, 1].
-        std: Standard deviation of each channel, the divisor.
         training: Public settings of the clients' local training.
         form: Form in which the target network, or the hypernetwork that generates it, is sent.
-        private_classifier: Whether clients keep the classifier, so that no server sends it.
         summed_clients: Number N of clients in the mean that a reply is, see `mean_observation`; 1 for a single upload.
-        unknown_scale: Whether uploads or single samples' gradients are clipped, so that a reply is the change that the
-            attacks simulate times an unknown factor.
-        seed: Seed of the run; the initial parameters of all clients follow from it.
     """
 
     target: str
     input_shape: tuple[int, ...]
     num_classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
     training: PublicTraining
     form: Form = "values"
-    private_classifier: bool = False
     summed_clients: int = 1
+
+    @property
+    def steps(self) -> LocalSteps:
+        """Local steps on the shared parameters."""
+        return self.training.steps
+
+    def num_steps(self, num_examples: int) -> int:
+        """Return a client's number of steps on the shared parameters, for a reply about `num_examples` samples."""
+        return self.steps.num_steps(math.ceil(num_examples / self.summed_clients))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicKnowledge(TrainingKnowledge):
+    """Architecture, normalisation and hyper-parameters of a run, which the server sets or reads in the code.
+
+    It is for the attacks that search for images, and for those that read labels off the classifier's bias.
+
+    Attributes:
+        mean: Mean of each channel, subtracted from pixels in [0, 1].
+        std: Standard deviation of each channel, the divisor.
+        private_classifier: Whether clients keep the classifier, so that no server sends it.
+        unknown_scale: Whether uploads or single samples' gradients are clipped, so that a reply is the change that the
+            attacks simulate times an unknown factor.
+        seed: Seed of the run; the initial parameters of all clients follow from it.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    private_classifier: bool = False
     unknown_scale: bool = False
     seed: int = 0
 
@@ -82,15 +102,6 @@ class PublicKnowledge:
         if not len(self.mean) == len(self.std) == self.input_shape[0]:
             raise ValueError(f"mean and std need {self.input_shape[0]} numbers, got {self.mean} and {self.std}")
 
-    @property
-    def steps(self) -> LocalSteps:
-        """Local steps on the shared parameters."""
-        return self.training.steps
-
     def with_steps(self, steps: LocalSteps) -> "PublicKnowledge":
         """Return a copy with other local steps."""
         return replace(self, training=replace(self.training, steps=steps))
-
-    def num_steps(self, num_examples: int) -> int:
-        """Return a client's number of steps on the shared parameters, for a reply about `num_examples` samples."""
-        return self.steps.num_steps(math.ceil(num_examples / self.summed_clients))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from torch import Tensor
 
-from hyperfl_flwr.attacks.knowledge import PublicKnowledge
+from hyperfl_flwr.attacks.knowledge import TrainingKnowledge
 from hyperfl_flwr.runs.observation import Observation
 
 
@@ -22,7 +22,7 @@ class NothingToReadError(ValueError):
         self.client = client
 
 
-def require_gradient(gradients: Mapping[str, Tensor], observation: Observation, knowledge: PublicKnowledge) -> None:
+def require_gradient(gradients: Mapping[str, Tensor], observation: Observation, knowledge: TrainingKnowledge) -> None:
     """Check that a client has learned something: that one of its arrays differs from what it has received.
 
     Gradients alone do not tell: in an unchanged array they are what would cancel its weight decay.

@@ -35,7 +35,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hyperfl_flwr.attacks.knowledge import PublicKnowledge
+from hyperfl_flwr.attacks.knowledge import TrainingKnowledge
 from hyperfl_flwr.attacks.nothing_to_read import NothingToReadError, require_gradient
 from hyperfl_flwr.core.method import Form
 from hyperfl_flwr.models.targets import build_target
@@ -115,7 +115,7 @@ def sgd_scalars(steps: LocalSteps, number: int) -> tuple[float, NDArray[np.float
     return kept, weights
 
 
-def mean_gradients(observation: Observation, knowledge: PublicKnowledge) -> dict[str, Tensor]:
+def mean_gradients(observation: Observation, knowledge: TrainingKnowledge) -> dict[str, Tensor]:
     """Return `sum_j w_j G_j` of every shared parameter of target or hypernetwork in float64, by `group/name`.
 
     BatchNorm's running statistics have no gradient and are left out, as are an encoder and its target embeddings.
@@ -130,7 +130,7 @@ def mean_gradients(observation: Observation, knowledge: PublicKnowledge) -> dict
     return found
 
 
-def read_out(observation: Observation, knowledge: PublicKnowledge) -> Readout:
+def read_out(observation: Observation, knowledge: TrainingKnowledge) -> Readout:
     """Read parameters and mean gradient of the target network off one client's reply.
 
     Args:
@@ -167,7 +167,7 @@ def target_names(keys: Iterable[str]) -> dict[str, str]:
 
 
 def _hypernetwork_readout(
-    received: Arrays, means: Mapping[str, Tensor], observation: Observation, knowledge: PublicKnowledge
+    received: Arrays, means: Mapping[str, Tensor], observation: Observation, knowledge: TrainingKnowledge
 ) -> Readout:
     start = {key.partition("/")[2]: _tensor(value) for key, value in received.items()}
     change = {key.partition("/")[2]: value for key, value in means.items()}
@@ -203,7 +203,7 @@ def _hypernetwork_readout(
     )
 
 
-def _rounding(observation: Observation, knowledge: PublicKnowledge) -> float:
+def _rounding(observation: Observation, knowledge: TrainingKnowledge) -> float:
     """Bound the norm of the error in the heads' mean gradients that rounding to float32 in every step causes."""
     steps = knowledge.num_steps(observation.num_examples)
     _, weights = sgd_scalars(knowledge.steps, steps)
@@ -276,7 +276,7 @@ def read_heads(
     return hidden, hidden @ rows / hidden.square().sum(), singular
 
 
-def named_extractor(flat: Tensor, knowledge: PublicKnowledge) -> dict[str, Tensor]:
+def named_extractor(flat: Tensor, knowledge: TrainingKnowledge) -> dict[str, Tensor]:
     """Split a vector [P] of the extractor's parameters into float32 tensors by the target's names.
 
     Raises:
@@ -290,7 +290,7 @@ def named_extractor(flat: Tensor, knowledge: PublicKnowledge) -> dict[str, Tenso
     return {f"{EXTRACTOR}.{name}": part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
-def extractor_shapes(knowledge: PublicKnowledge) -> dict[str, torch.Size]:
+def extractor_shapes(knowledge: TrainingKnowledge) -> dict[str, torch.Size]:
     """Return the shapes of the extractor's parameters by name, in the order of theta."""
     target = build_target(knowledge.target, knowledge.input_shape, knowledge.num_classes)
     return {name: parameter.shape for name, parameter in target.extractor.named_parameters()}

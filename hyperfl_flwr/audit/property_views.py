@@ -19,13 +19,12 @@ from hyperfl_flwr.attacks.bias_shares import Shares, during_round, mean_softmax
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.readout import AFTER, mean_gradients
 from hyperfl_flwr.attacks.upload_sketch import Sketch, sketch, sketch_of_upload
-from hyperfl_flwr.audit.knowledge import TRAINED
+from hyperfl_flwr.audit.knowledge import TRAINED, public_knowledge
 from hyperfl_flwr.audit.shadow_data import GameData
 from hyperfl_flwr.audit.shadow_runs import Arrays
 from hyperfl_flwr.audit.shadow_views import (
     Parameters,
     features_of,
-    knowledge_of,
     load_parameters,
     named,
     observations_of,
@@ -108,8 +107,12 @@ def _stacked(prefix: str, sketches: Sequence[Sketch]) -> dict[str, NDArray[np.fl
 
 def _knowledge_of_model(config: RunConfig, data: GameData) -> PublicKnowledge | None:
     """Return what the closed form needs; None if the network or the data do not suit it."""
+    dataset = data.dataset
     try:
-        return knowledge_of(config, data)
+        return public_knowledge(
+            config, input_shape=dataset.input_shape, num_classes=dataset.num_classes, mean=dataset.mean,
+            std=dataset.std, augmented=False,
+        )  # fmt: skip
     except ValueError:
         return None
 

@@ -17,6 +17,7 @@ from hyperfl_flwr.audit.shadow_results import (
     measure,
     rate_text,
     sentence,
+    sentence_left_out,
 )
 from hyperfl_flwr.audit.shadow_runs import Arrays
 from hyperfl_flwr.audit.shadow_views import view_title
@@ -76,7 +77,7 @@ def _write_page(
         heading=heading,
         verdicts=[
             ("alarm" if is_recognised(document, view) else "plain", view, sentence(document, view)) for view in views
-        ],
+        ] + [("plain", view, sentence_left_out(document, view)) for view in document["left_out"]],
         names=["attacker", "attack", "AUC", *(f"true positives at {100 * rate:g} %" for rate in RATES)],
         rows=[
             (titles[view], TITLES[name], area_text(numbers["auc"]), *map(rate_text, numbers["true_positives"].values()))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hyperfl_flwr.attacks.shadow_scores import Confidences, likelihood_ratios, loss_scores
 from hyperfl_flwr.audit.shadow_data import Draws, draws_of
 from hyperfl_flwr.audit.shadow_membership import MembershipGame, Played
-from hyperfl_flwr.audit.shadow_views import view_title
+from hyperfl_flwr.audit.shadow_views import left_out, view_title
 from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.metrics import intervals, roc
@@ -171,6 +171,7 @@ def measure(game: MembershipGame, played: Played, found: Mapping[str, Mapping[st
         "non_members": sum(sizes) * game.federations // 2,
         "non_members_needed": {f"{rate:g}": non_members_needed(rate) for rate in RATES},
         "views": {view: {name: _numbers(each) for name, each in attacks.items()} for view, attacks in found.items()},
+        "left_out": left_out(game.config),
         "settings": game.config.flat(),
         "code": manifest.code(),
         "hardware": manifest.hardware(),
@@ -196,6 +197,12 @@ def sentence(document: Mapping[str, Any], view: str) -> str:
         f"controls, on samples that nobody trained on, {area_text(found[CONTROLS['lira']]['auc'])} and "
         f"{area_text(found[CONTROLS['loss']]['auc'])}.{silence}"
     )
+
+
+def sentence_left_out(document: Mapping[str, Any], view: str) -> str:
+    """Return why a view is not measured as a sentence."""
+    who = view_title(view, is_secure=document["settings"]["secagg.enabled"])
+    return f"{who[0].upper()}{who[1:]}, is not measured: {document['left_out'][view]}."
 
 
 def is_recognised(document: Mapping[str, Any], view: str) -> bool:

@@ -6,10 +6,11 @@ With secure sums it is the mean over all clients that the server opens in each r
 `client`: what another client receives in the rounds after the first: the shared part as aggregated.
 `model`: the client's whole personalized model, as `hyperfl export` writes it.
 
-If a part has no classifier, the attacker fits one to the features of labelled samples of its own.
+If a part has no classifier, the attacker fits one to the features of labelled samples of its own. FedBN's shared layers
+are not attacked: without the normalisation layers, which stay with the clients, they are no network.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hyperfl_flwr.app.methods import client_of
-from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.readout import AFTER, read_out
 from hyperfl_flwr.attacks.shadow_scores import Confidences, scaled_confidences
-from hyperfl_flwr.audit.knowledge import TRAINED, public_knowledge
-from hyperfl_flwr.audit.shadow_data import GameData, ShadowData
+from hyperfl_flwr.audit.knowledge import TRAINED, training_knowledge
+from hyperfl_flwr.audit.shadow_data import ShadowData
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.core.method import Form
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.target import Target
@@ -47,8 +48,13 @@ FROM_SUMS = "the server, from the sums that it opens in all rounds"
 RIDGE = 1e-3
 """Weight of the squared norm in the attacker's linear classifier, relative to the features' mean square."""
 
-_SUPPORTED = {"model", "layers", "extractor"}
-_PREFIXES = {"model/": "", "layers/": "", "extractor/": "extractor.", "classifier/": "classifier."}
+_SUPPORTED = {"model", "extractor"}
+_PREFIXES = {"model/": "", "extractor/": "extractor.", "classifier/": "classifier."}
+
+_NO_NETWORK = (
+    "the clients keep their normalisation layers, without which the layers that they send are no network that could "
+    "recognise a sample"
+)
 
 
 def view_title(view: str, *, is_secure: bool) -> str:
@@ -63,13 +69,24 @@ def view_title(view: str, *, is_secure: bool) -> str:
 
 def views_of(config: RunConfig) -> list[str]:
     """Return the names of the views that the attacks of this module support with a run's settings."""
+    found = [] if left_out(config) else _views_of_uploads(config, _SUPPORTED)
+    return found + ["model"] * client_of(config.method).is_network  # else there is no network to export
+
+
+def left_out(config: RunConfig) -> dict[str, str]:
+    """Return why views of uploads with parameters of the client's model are not supported, by view."""
+    parts = {upload.part for upload in METHODS[config.method].active_uploads(config, 1)}
+    return dict.fromkeys(_views_of_uploads(config, {"layers"}), _NO_NETWORK) if "layers" in parts else {}
+
+
+def _views_of_uploads(config: RunConfig, supported: Collection[str]) -> list[str]:
     parts = {upload.part for upload in METHODS[config.method].active_uploads(config, 1)}
     found = []
-    if parts & {*_SUPPORTED, "hypernetwork"}:
+    if parts & {*supported, "hypernetwork"}:
         found.append("server")
-    if parts & _SUPPORTED and config.num_clients > 1 and config.num_rounds > 1:
+    if parts & {*supported} and config.num_clients > 1 and config.num_rounds > 1:
         found.append("client")
-    return found + ["model"] * client_of(config.method).is_network  # else there is no network to export
+    return found
 
 
 def confidences(run: Path, config: RunConfig, data: ShadowData, client: int) -> dict[str, Confidences]:
@@ -83,9 +100,10 @@ def confidences(run: Path, config: RunConfig, data: ShadowData, client: int) -> 
     """
     samples, labels = data.samples(client)
     known, known_labels = data.attackers()
-    target = build_target(config.of_client(client).target, data.dataset.input_shape, data.dataset.num_classes)
     found = {}
     for view in views_of(config):
+        owner = _other(client, config) if view == "client" else client  # of the network
+        target = build_target(config.of_client(owner).target, data.dataset.input_shape, data.dataset.num_classes)
         rows = []
         for parameters in _READERS[view](run, config, data, client):
             has_classifier = load_parameters(target, parameters)
@@ -140,7 +158,16 @@ def _uploads(run: Path, config: RunConfig, data: ShadowData, client: int) -> Ite
     forms: list[Form] = [upload.form for upload in METHODS[config.method].uploads if upload.part in TRAINED]
     for observation in observations_of(run, config, client, range(1, config.num_rounds + 1)):
         if "hypernetwork/head_weight" in observation.received:
-            yield read_out(observation, knowledge_of(config.of_client(client), data)).parameters
+            known = training_knowledge(
+                config.of_client(client), input_shape=data.dataset.input_shape, num_classes=data.dataset.num_classes
+            )
+            try:
+                yield read_out(observation, known).parameters
+            except ValueError as error:
+                raise RunFailedError(
+                    f"the extractor cannot be read off what client {client} has uploaded: {error}; change the "
+                    f"settings, such as a higher learning-rate"
+                ) from error
         else:
             after = AFTER[forms[0]]
             yield named(
@@ -150,9 +177,13 @@ def _uploads(run: Path, config: RunConfig, data: ShadowData, client: int) -> Ite
 
 
 def _received(run: Path, config: RunConfig, data: ShadowData, client: int) -> Iterator[Parameters]:
-    other = (client + 1) % config.num_clients
-    for observation in observations_of(run, config, other, range(2, config.num_rounds + 1)):
+    for observation in observations_of(run, config, _other(client, config), range(2, config.num_rounds + 1)):
         yield named({key: tensor_of(value) for key, value in observation.received.items()})
+
+
+def _other(client: int, config: RunConfig) -> int:
+    """Return the other client, which attacks."""
+    return (client + 1) % config.num_clients
 
 
 def _exported(run: Path, config: RunConfig, data: ShadowData, client: int) -> Iterator[Parameters]:
@@ -184,11 +215,3 @@ def named(arrays: Mapping[str, Tensor]) -> Parameters:
 def tensor_of(value: NDArray[np.float32]) -> Tensor:
     """Return a copy of an observed array."""
     return torch.from_numpy(np.array(value))
-
-
-def knowledge_of(config: RunConfig, data: GameData) -> PublicKnowledge:
-    """Return what everyone knows of a federation's clients, see `public_knowledge`."""
-    dataset = data.dataset
-    return public_knowledge(
-        config, input_shape=dataset.input_shape, num_classes=dataset.num_classes, mean=dataset.mean, std=dataset.std,
-    )  # fmt: skip

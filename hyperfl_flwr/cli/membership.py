@@ -41,7 +41,7 @@ def run_membership(
     """
     from hyperfl_flwr.audit.shadow_membership import MembershipGame
     from hyperfl_flwr.audit.shadow_report import write_report
-    from hyperfl_flwr.audit.shadow_results import sentence
+    from hyperfl_flwr.audit.shadow_results import sentence, sentence_left_out
 
     settings = game_settings(run_directory, method, dataset, data_root, set_)
     game = MembershipGame(settings=settings, federations=federations)
@@ -49,4 +49,6 @@ def run_membership(
     document = write_report(game, play_all(game, folder, jobs), folder)
     for view in document["views"]:
         out.print(sentence(document, view), markup=False)
+    for view in document["left_out"]:
+        out.print(sentence_left_out(document, view), markup=False)
     out.print(str(folder / "membership.html"), markup=False)

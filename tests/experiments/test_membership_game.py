@@ -20,7 +20,7 @@ from hyperfl_flwr.audit.shadow_results import is_recognised
 from hyperfl_flwr.audit.shadow_runs import open_game, play_some
 from hyperfl_flwr.audit.shadow_views import fit_classifier, view_title, views_of
 from hyperfl_flwr.cli.main import cli
-from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.models.targets import build_target
@@ -41,9 +41,10 @@ def _without_waiting_for_the_disk() -> Iterator[None]:
         yield
 
 
-def words_of(folder: Path) -> list[str]:
-    settings = [word for key, value in OVERFITTED.items() for word in ("--set", f"{key}={value}")]
-    return ["membership", "--method", "fedavg", "--federations", str(FEDERATIONS), "--jobs", "1", *settings,
+def words_of(folder: Path, method: str = "fedavg", **changes: object) -> list[str]:
+    given = OVERFITTED | {key.replace("_", "-"): value for key, value in changes.items()}
+    settings = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
+    return ["membership", "--method", method, "--federations", str(FEDERATIONS), "--jobs", "1", *settings,
             "--output", str(folder)]  # fmt: skip
 
 
@@ -59,6 +60,14 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def game_of(method: str = "fedavg", **changes: object) -> MembershipGame:
     given = {key.replace("secagg_", "secagg.").replace("_", "-"): value for key, value in changes.items()}
     return MembershipGame(settings=small_settings(method=method) | OVERFITTED | given, federations=FEDERATIONS)
+
+
+def vectors(path: Path) -> Path:
+    """Write feature vectors of two classes to a file; return it."""
+    rng, labels = np.random.default_rng(0), np.arange(120) % 2
+    features = (rng.normal(size=(120, 5)) + labels[:, None]).astype(np.float32)
+    np.savez(path, features=features[:80], labels=labels[:80], test_features=features[80:], test_labels=labels[80:])
+    return path
 
 
 def test_an_overfitted_model_is_recognised_and_samples_of_nobody_are_not(played: tuple[Path, str]) -> None:
@@ -147,12 +156,25 @@ def test_the_only_client_s_upload_is_the_aggregate_and_the_exported_model(tmp_pa
     assert not np.allclose(found["server/0"][0], found["server/0"][1])
 
 
-@pytest.mark.parametrize(("method", "views"), [("fedrep", ("server", "client", "model")), ("local", ("model",)),
-                                               ("hyperfl", ("server", "model"))])  # fmt: skip
-def test_what_the_attackers_of_a_method_have(method: str, views: tuple[str, ...], tmp_path: Path) -> None:
-    """FedRep shares an extractor, for which the attacker fits a classifier; HyperFL's is read off the upload."""
-    target = "cnn" if method == "hyperfl" else "mlp"
-    game = game_of(method, target=target, local_epochs=1)
+@pytest.mark.parametrize(
+    ("method", "changes", "views"),
+    [("fedrep", {}, ("server", "client", "model")), ("local", {}, ("model",)),
+     ("hyperfl", {"target": "cnn"}, ("server", "model")),
+     ("hyperfl", {"target": "own_networks:without_bias"}, ("server", "model")),
+     ("hyperfl", {"target": "own_networks:build"}, ("server", "model")),  # which has dropout
+     ("hyperfl", {"dataset": "vectors"}, ("server", "model")),
+     ("pfedhn", {"pfedhn.targets": "cnn,mlp"}, ("server", "client", "model"))],
+)  # fmt: skip
+def test_what_the_attackers_of_a_method_have(
+    method: str, changes: dict[str, object], views: tuple[str, ...], tmp_path: Path
+) -> None:
+    """FedRep shares an extractor, for which the attacker fits a classifier; HyperFL's is read off the upload.
+
+    Of HyperFL any network and any samples will do. With two networks, another client receives parameters of its own.
+    """
+    if "dataset" in changes:
+        changes = {"dataset": f"npz:{vectors(tmp_path / 'vectors.npz')}"}
+    game = game_of(method, **({"local_epochs": 1} | changes))
     assert tuple(views_of(game.config)) == views
     play_some(game, tmp_path, [0])
     found = read_arrays(tmp_path / "observed-000.npz")[0]
@@ -161,6 +183,30 @@ def test_what_the_attackers_of_a_method_have(method: str, views: tuple[str, ...]
         f"{view}/{client}": (rounds[view], 32) for view in views for client in range(2)
     }
     assert all(np.isfinite(array).all() for array in found.values())
+
+
+def test_the_uploads_of_fedbn_are_left_out_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clients keep the normalisation layers, without which no network is sent; the exported models have them."""
+    monkeypatch.chdir(Path(__file__).parents[1])  # the network's source
+    folder = tmp_path / "game"
+    words = words_of(folder, method="fedbn", target="own_networks:with_batchnorm", local_epochs=1)
+    result = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    document = json.loads((folder / "membership.json").read_text())
+    assert list(document["views"]) == ["model"]
+    assert list(document["left_out"]) == ["server", "client"]
+    lines = result.stdout.splitlines()
+    reason = "is not measured: the clients keep their normalisation layers, without which"
+    assert lines[1].startswith(f"The server, from the client's uploads of all rounds, {reason}")
+    assert lines[2].startswith(f"Another client, from what it receives in all rounds, {reason}")
+    page = (folder / "membership.html").read_text()
+    assert page.count("is not measured") == 2
+
+
+def test_an_upload_that_nothing_can_be_read_off_is_named(tmp_path: Path) -> None:
+    """A step that rounding to float32 leaves without effect changes nothing."""
+    with pytest.raises(RunFailedError, match="cannot be read off what client 0 has uploaded: the reply equals"):
+        play_some(game_of("hyperfl", target="cnn", local_epochs=1, learning_rate=1e-30), tmp_path, [0])
 
 
 def test_with_secure_sums_the_server_has_what_clients_receive_next(tmp_path: Path) -> None:
