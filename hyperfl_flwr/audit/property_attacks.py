@@ -34,7 +34,7 @@ class View:
             if the view shows sums; else empty.
         single_shares: The true shares [M, N] of these clients, or [M, 0].
         gradients: Gradients [M, c, R, K] of the classifier's bias in R rounds; None if the classifier is not sent.
-        softmax: Softmax [M, c, R, K, K] of its classes.
+        class_gradients: Those of the attacker's own samples of each class [M, c, R, K, K].
         label: The class.
         seed: Seed of the control's permutations.
     """
@@ -44,7 +44,7 @@ class View:
     singles: Mapping[str, NDArray[np.float32]]
     single_shares: Shares
     gradients: Shares | None
-    softmax: Shares | None
+    class_gradients: Shares | None
     label: int
     seed: int
 
@@ -81,7 +81,7 @@ def _view(name: str, stacked: Arrays, shares: Shares, label: int, seed: int) -> 
     prefix = "model/" if name == "model" else "upload/"
     found = {key.removeprefix(prefix): values for key, values in stacked.items() if key.startswith(prefix)}
     of_sum = "sum_" if name in SHARED else ""
-    known = {} if name == "model" else {key: stacked.get(of_sum + key) for key in ("bias", "softmax")}
+    known = {} if name == "model" else {key: stacked.get(of_sum + key) for key in ("bias", "class_bias")}
     biases = {key: values for key, values in known.items() if values is not None}
     if name == "upload":
         found, biases = ({key: values[:, :, :1] for key, values in each.items()} for each in (found, biases))
@@ -98,7 +98,7 @@ def _view(name: str, stacked: Arrays, shares: Shares, label: int, seed: int) -> 
         singles=singles,
         single_shares=single_shares,
         gradients=biases.get("bias"),
-        softmax=biases.get("softmax"),
+        class_gradients=biases.get("class_bias"),
         label=label,
         seed=seed,
     )
@@ -106,10 +106,10 @@ def _view(name: str, stacked: Arrays, shares: Shares, label: int, seed: int) -> 
 
 def by_bias(view: View, shadows: Numbers, attacked: Numbers) -> Shares:
     """Return the estimated shares [m, c, 1] by the closed form, which uses no shadows."""
-    if view.gradients is None or view.softmax is None:
+    if view.gradients is None or view.class_gradients is None:
         raise ValueError("the closed form needs the gradient of a shared classifier, but this view has none")
-    pairs = zip(np.concatenate(view.gradients[attacked]), np.concatenate(view.softmax[attacked]), strict=True)
-    found = np.array([bias_shares.shares_of_bias(gradients, softmax)[view.label] for gradients, softmax in pairs])
+    pairs = zip(np.concatenate(view.gradients[attacked]), np.concatenate(view.class_gradients[attacked]), strict=True)
+    found = np.array([bias_shares.shares_of_bias(gradients, expected)[view.label] for gradients, expected in pairs])
     return found.reshape(len(attacked), -1, 1)
 
 
@@ -159,7 +159,7 @@ class ShareAttack:
 ATTACKS: Mapping[str, ShareAttack] = {
     "bias": ShareAttack(
         title="bias gradient",
-        source="Wainakh et al., PETS 2022; the measured softmax: this project",
+        source="Wainakh et al., PETS 2022; the measured gradients: this project",
         run=by_bias,
         applies_to=lambda view: view.gradients is not None,
     ),

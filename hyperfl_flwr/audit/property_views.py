@@ -11,30 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from hyperfl_flwr.app.methods import client_of
-from hyperfl_flwr.attacks.bias_shares import Shares, during_round, mean_softmax
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
-from hyperfl_flwr.attacks.readout import AFTER, mean_gradients
 from hyperfl_flwr.attacks.upload_sketch import Sketch, sketch, sketch_of_upload
+from hyperfl_flwr.audit.class_gradients import BIAS, ClassGradients
 from hyperfl_flwr.audit.knowledge import TRAINED, public_knowledge
 from hyperfl_flwr.audit.shadow_data import GameData
 from hyperfl_flwr.audit.shadow_runs import Arrays
-from hyperfl_flwr.audit.shadow_views import (
-    Parameters,
-    features_of,
-    load_parameters,
-    named,
-    observations_of,
-    tensor_of,
-)
+from hyperfl_flwr.audit.shadow_views import observations_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.results.export import model_of_run
-from hyperfl_flwr.runs.observation import Observation, mean_observation
+from hyperfl_flwr.runs.observation import mean_observation
 
 VIEWS = {
     "upload": "the server with a client's first upload",
@@ -49,8 +39,6 @@ SHARED = ("sum",)
 
 ACCURACIES = ("test_accuracy", "test_accuracy_aggregate")
 """Numbers of summary.json: mean accuracies of the clients' personalized models, and of those that they receive."""
-
-_BIAS = "model/classifier.bias"
 
 
 def views_of(config: RunConfig) -> list[str]:
@@ -74,9 +62,9 @@ def observed(run: Path, config: RunConfig, data: GameData) -> Arrays:
 
     Returns:
         Features of uploads [N, R, L] as `upload/ARRAY`, and of exported models [N, L] as `model/ARRAY`. If the whole
-        model is sent, the gradients [N, R, K] of the classifier's `bias` and the `softmax` [N, R, K, K] of its classes,
-        see `hyperfl_flwr.attacks.bias_shares`, and those of sums as `sum_bias` [1, R, K] and `sum_softmax`, if there
-        are sums. The numbers `ACCURACIES`.
+        model is sent, the gradients [N, R, K] of the classifier's `bias` and those of the attacker's own samples of
+        each class, `class_bias` [N, R, K, K], see `hyperfl_flwr.attacks.bias_shares`, and those of sums as `sum_bias`
+        [1, R, K] and `sum_class_bias`, if there are sums. The numbers `ACCURACIES`.
     """
     clients = range(config.num_clients)
     summary = json.loads((run / "summary.json").read_text())
@@ -91,13 +79,14 @@ def observed(run: Path, config: RunConfig, data: GameData) -> Arrays:
     forms = [upload.form for upload in METHODS[config.method].uploads if upload.part in TRAINED]
     uploads = [_stacked("upload", [sketch_of_upload(each, forms[0]) for each in seen]) for seen in rounds]
     found |= {name: np.stack([each[name] for each in uploads]) for name in uploads[0]}
-    if (knowledge := _knowledge_of_model(config, data)) is not None and _BIAS in rounds[0][0].reply:
-        measured = _SoftmaxOfClasses(knowledge, data)
-        found["bias"], found["softmax"] = _biases(rounds, knowledge, measured)
+    if (knowledge := _knowledge_of_model(config, data)) is not None and BIAS in rounds[0][0].reply:
+        measured = ClassGradients(config, knowledge, data)
+        both = [measured.of_rounds(seen, knowledge) for seen in rounds]
+        found["bias"], found["class_bias"] = map(np.stack, zip(*both, strict=True))
         if "sum" in views_of(config):
             summed = [mean_observation(seen) for seen in zip(*rounds, strict=True)]
             of_sum = replace(knowledge, summed_clients=config.num_clients)
-            found["sum_bias"], found["sum_softmax"] = _biases([summed], of_sum, measured)
+            found["sum_bias"], found["sum_class_bias"] = (each[None] for each in measured.of_rounds(summed, of_sum))
     return found
 
 
@@ -115,32 +104,3 @@ def _knowledge_of_model(config: RunConfig, data: GameData) -> PublicKnowledge | 
         )  # fmt: skip
     except ValueError:
         return None
-
-
-def _biases(
-    rounds: Sequence[Sequence[Observation]], knowledge: PublicKnowledge, measured: "_SoftmaxOfClasses"
-) -> tuple[Shares, Shares]:
-    """Return the mean gradients [c, R, K] of the classifier's bias in each round, and the softmax [c, R, K, K]."""
-    gradients = [[mean_gradients(each, knowledge)[_BIAS].numpy() for each in seen] for seen in rounds]
-    return np.array(gradients), np.array([[measured.during(each, knowledge) for each in seen] for seen in rounds])
-
-
-class _SoftmaxOfClasses:
-    """The mean softmax of the attacker's own samples of each class, by a network's parameters."""
-
-    def __init__(self, knowledge: PublicKnowledge, data: GameData) -> None:
-        self._target = build_target(knowledge.target, knowledge.input_shape, knowledge.num_classes)
-        self._samples, self._labels = data.attackers()
-
-    def during(self, observation: Observation, knowledge: PublicKnowledge) -> Shares:
-        """Return it [K, K] during the round of an upload, or during that of a sum by the clients' mean network."""
-        before = {key: tensor_of(value) for key, value in observation.received.items()}
-        after = {key: AFTER[knowledge.form](value, tensor_of(observation.reply[key])) for key, value in before.items()}
-        steps = knowledge.num_steps(observation.num_examples)
-        return during_round(self._by(named(before)), self._by(named(after)), steps)
-
-    @torch.no_grad()
-    def _by(self, parameters: Parameters) -> Shares:
-        load_parameters(self._target, parameters)
-        features = features_of(self._target, self._samples)
-        return mean_softmax(self._target.classifier(features.float()), self._labels)

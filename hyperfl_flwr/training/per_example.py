@@ -15,19 +15,17 @@ gradients of the others, and clipping would bound nothing.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, grad_and_value, vmap
 
 from hyperfl_flwr.models.layers.batchnorm import AnyBatchNorm
 from hyperfl_flwr.models.layers.dropout import Dropout
 from hyperfl_flwr.models.losses import loss_of
+from hyperfl_flwr.training.layer_uses import Use, recording
 from hyperfl_flwr.training.sample_gradients import Explicit, Factored, Part, clipped
 from hyperfl_flwr.training.window_gradients import convolution_gradients, linear_gradients
 
@@ -116,6 +114,15 @@ class PerExampleGradients:
             sums=[sum(column[1:], column[0]) for column in zip(*sums, strict=True)], losses=torch.cat(losses)
         )
 
+    def norms(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the norm of each sample's gradient [B], float64; arguments are those of `clipped_sums`."""
+        size = max(1, LARGEST // max(1, self._kept))
+        chunks = zip(torch.split(images, size), torch.split(labels, size), strict=True)
+        squares = [
+            torch.stack([part.squared_norms() for part in self._gradients(*chunk)[0]]).sum(0) for chunk in chunks
+        ]
+        return torch.cat(squares).sqrt()
+
     def _gradients(self, images: Tensor, labels: Tensor) -> tuple[list[Part], Tensor]:
         if self._layers is None:
             return self._by_vmap(images, labels)
@@ -124,14 +131,14 @@ class PerExampleGradients:
 
     def _recorded(
         self, layers: Mapping[nn.Module, list[int]], images: Tensor, labels: Tensor
-    ) -> tuple[list["_Use"], Tensor]:
+    ) -> tuple[list[Use], Tensor]:
         """Run the network, and return the uses of its trained layers and the losses [B], with their graph."""
-        with torch.enable_grad(), _recording(layers) as uses:
+        with torch.enable_grad(), recording(layers) as uses:
             losses = loss_of(self._network(images), labels, reduction="none")
         return uses, losses
 
     def _by_layers(
-        self, layers: Mapping[nn.Module, list[int]], uses: Sequence["_Use"], losses: Tensor, *, keep: bool = False
+        self, layers: Mapping[nn.Module, list[int]], uses: Sequence[Use], losses: Tensor, *, keep: bool = False
     ) -> list[Part]:
         """Return the gradients of each parameter in closed form; `keep` keeps the graph."""
         edges = [use.edge for use in uses]
@@ -198,31 +205,6 @@ def _probe_labels(network: nn.Module, probes: Tensor) -> Tensor:
     if outputs > 1:
         return torch.zeros(len(probes), dtype=torch.int64, device=probes.device)
     return torch.zeros((len(probes), 1), dtype=probes.dtype, device=probes.device)
-
-
-@dataclass(frozen=True)
-class _Use:
-    """A call of a trained layer."""
-
-    layer: nn.Module
-    inputs: Tensor
-    edge: GradientEdge
-
-
-@contextmanager
-def _recording(layers: Mapping[nn.Module, Any]) -> Iterator[list[_Use]]:
-    """Record all calls of some layers within the context."""
-    uses: list[_Use] = []
-
-    def record(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        inputs = (args[0] if args else kwargs["input"]).detach()
-        # The edge of the graph, not the tensor: a later layer may change the output in place.
-        uses.append(_Use(layer, inputs, get_gradient_edge(output)))
-
-    with ExitStack() as stack:
-        for layer in layers:
-            stack.callback(layer.register_forward_hook(record, with_kwargs=True).remove)
-        yield uses
 
 
 def _trained_layers(network: nn.Module, parameters: Sequence[Tensor]) -> dict[nn.Module, list[int]] | None:

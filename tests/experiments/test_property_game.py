@@ -110,20 +110,20 @@ def test_an_extractor_is_observed_without_a_classifier(tmp_path: Path) -> None:
     assert uploads
     assert all(name.startswith("upload/extractor/") and shape[:2] == (2, 2) for name, shape in uploads.items())
     assert {"model/classifier.weight", "model/classifier.bias"} < set(found)
-    assert not {"bias", "softmax"} & set(found)
+    assert not {"bias", "class_bias"} & set(found)
     assert all(0 <= found[name] <= 1 for name in ACCURACIES)
 
 
 def test_a_sum_is_attacked_with_the_mean_network_alone(tmp_path: Path) -> None:
-    """Its softmax is not the mean of those of the clients' networks, which nobody sees in a sum."""
+    """Its gradients of classes are not the mean of those of the clients' networks, which nobody sees in a sum."""
     game = game_of("fedavg", **{"batch-size": 5, "learning-rate": 1.0})
     play_some(game, tmp_path, [0])
     found = read_arrays(tmp_path / "observed-000.npz")[0]
     np.testing.assert_allclose(found["sum_bias"][0], found["bias"].mean(axis=0), atol=1e-6)
-    assert np.abs(found["sum_softmax"][0] - found["softmax"].mean(axis=0)).max() > 1e-3
+    assert np.abs(found["sum_class_bias"][0] - found["class_bias"].mean(axis=0)).max() > 1e-3
     views = views_in(game.config, [found], game.load().shares[:1], 0)
-    np.testing.assert_array_equal(views["sum"].softmax, [found["sum_softmax"]])
-    np.testing.assert_array_equal(views["upload"].softmax, [found["softmax"]])
+    np.testing.assert_array_equal(views["sum"].class_gradients, [found["sum_class_bias"]])
+    np.testing.assert_array_equal(views["upload"].class_gradients, [found["class_bias"]])
 
 
 @pytest.mark.parametrize(

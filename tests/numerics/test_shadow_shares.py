@@ -5,12 +5,13 @@ import pytest
 import torch
 from sklearn.linear_model import Ridge
 
-from hyperfl_flwr.attacks.bias_shares import during_round, mean_softmax, shares_of_bias
+from hyperfl_flwr.attacks.bias_shares import class_gradients, during_round, shares_of_bias
 from hyperfl_flwr.attacks.shadow_shares import PENALTIES, estimates
 from hyperfl_flwr.attacks.upload_sketch import LENGTH, sketch, sketch_of_upload
 from hyperfl_flwr.audit.property_attacks import ATTACKS, CONTROLS, View, estimated
 from hyperfl_flwr.audit.property_results import Guesses, best_attack, is_revealed, outcome, verdict
 from hyperfl_flwr.runs.observation import Observation
+from hyperfl_flwr.training.per_example import PerExampleGradients
 
 
 def bias_gradient(logits: torch.Tensor, labels: torch.Tensor) -> np.ndarray:
@@ -27,7 +28,7 @@ def test_the_closed_form_finds_the_shares_in_a_real_gradient(scale: float) -> No
     labels = torch.tensor([0] * 9 + [1] * 1 + [3] * 5 + [4] * 10)  # class 2 is missing
     logits = torch.randn(25, 5, generator=rng, dtype=torch.float64) * scale
     logits[range(25), labels] += scale
-    found = shares_of_bias([bias_gradient(logits, labels)], [mean_softmax(logits, labels)])
+    found = shares_of_bias([bias_gradient(logits, labels)], [class_gradients(logits, labels)])
     np.testing.assert_allclose(found, [0.36, 0.04, 0.0, 0.2, 0.4], atol=1e-6)
 
 
@@ -37,7 +38,7 @@ def test_a_network_that_is_always_right_reveals_nothing() -> None:
     labels = torch.tensor([0, 0, 0, 1, 2])
     gradient = bias_gradient(logits, labels)
     other = bias_gradient(logits[2:], labels[2:])
-    softmax = mean_softmax(logits, labels)
+    softmax = class_gradients(logits, labels)
     np.testing.assert_array_equal(shares_of_bias([gradient], [softmax]), shares_of_bias([other], [softmax]))
 
 
@@ -48,7 +49,7 @@ def test_rounds_give_equations_for_the_same_shares() -> None:
     rounds = [torch.randn(10, 3, generator=rng, dtype=torch.float64) for _ in range(4)]
     gradients, softmax = (
         [bias_gradient(each, labels) for each in rounds],
-        [mean_softmax(each, labels) for each in rounds],
+        [class_gradients(each, labels) for each in rounds],
     )
     noisy = [gradients[0] + np.array([0.2, -0.1, -0.1]), *gradients[1:]]
     alone, together = (shares_of_bias(noisy[:k], softmax[:k]) for k in (1, 4))
@@ -58,14 +59,48 @@ def test_rounds_give_equations_for_the_same_shares() -> None:
         shares_of_bias([], [])
 
 
-def test_the_softmax_during_a_round() -> None:
+def test_the_gradients_of_classes_during_a_round() -> None:
     before, after = np.full((2, 2), 0.5), np.eye(2)
     np.testing.assert_array_equal(during_round(before, after, 1), before)
     np.testing.assert_allclose(during_round(before, after, 1000), (before + after) / 2, atol=1e-3)
     logits = torch.tensor([[0.0, 2.0, 1.0], [4.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
     softmax = torch.softmax(logits.double(), dim=1).numpy()
-    found = mean_softmax(logits, torch.tensor([0, 0, 2]))
+    found = class_gradients(logits, torch.tensor([0, 0, 2])) + np.eye(3)
     np.testing.assert_allclose(found, [softmax[:2].mean(axis=0), [1 / 3] * 3, softmax[2]], rtol=1e-6)
+
+
+def network_and_samples() -> tuple[torch.nn.Linear, torch.Tensor, torch.Tensor]:
+    """Return a linear classifier, and two groups of samples [2, 400, 6] of the same classes [400], far apart."""
+    rng = torch.Generator().manual_seed(0)
+    network, labels = torch.nn.Linear(6, 4), torch.arange(400) % 4
+    with torch.no_grad():
+        network.weight.copy_(torch.randn(4, 6, generator=rng))
+    centres = 2 * torch.randn(4, 6, generator=rng)
+    return network, centres[labels] + 0.1 * torch.randn(2, 400, 6, generator=rng), labels
+
+
+def test_the_shares_are_found_in_a_sum_of_clipped_gradients() -> None:
+    """With factors measured on the attacker's samples, and far off without: classes' gradients differ in size."""
+    network, (own, known), labels = network_and_samples()
+    chosen = torch.cat([torch.nonzero(labels == label).flatten()[:count] for label, count in enumerate((10, 2, 7, 6))])
+    gradients = PerExampleGradients(network, list(network.parameters()), own[:1])
+    mean = gradients.clipped_sums(own[chosen], labels[chosen], 0.5).sums[1].double().numpy() / 25
+    factors = (0.5 / gradients.norms(known, labels)).clamp(max=1)
+    assert factors.min() < 0.5 * factors.max()
+    with torch.no_grad():
+        logits = network(known)
+    truth = np.array([10, 2, 7, 6]) / 25
+    assert np.abs(shares_of_bias([mean], [class_gradients(logits, labels, factors)]) - truth).max() < 0.02
+    assert np.abs(shares_of_bias([mean], [class_gradients(logits, labels)]) - truth).max() > 0.1
+
+
+def test_the_norms_are_those_of_each_samples_gradient() -> None:
+    network, (own, _), labels = network_and_samples()
+    norms = PerExampleGradients(network, list(network.parameters()), own[:1]).norms(own[:5], labels[:5])
+    for row in range(5):
+        loss = torch.nn.functional.cross_entropy(network(own[row : row + 1]), labels[row : row + 1])
+        found = torch.cat([each.flatten() for each in torch.autograd.grad(loss, list(network.parameters()))])
+        np.testing.assert_allclose(norms[row].item(), found.norm().item(), rtol=1e-5)
 
 
 def test_regression_is_that_of_scikit_learn_with_the_penalty_of_a_cross_validation() -> None:
@@ -99,7 +134,7 @@ def planted(signal: float, federations: int = 24, clients: int = 4) -> View:
     features = {name: rng.normal(size=(federations, clients, 50)).astype(np.float32) for name in ("a", "b", "c")}
     features["b"] += (signal * shares[..., None] * np.sign(rng.normal(size=50))).astype(np.float32)
     return View(
-        features=features, shares=shares, singles={}, single_shares=shares[:, :0], gradients=None, softmax=None,
+        features=features, shares=shares, singles={}, single_shares=shares[:, :0], gradients=None, class_gradients=None,
         label=0, seed=0,
     )  # fmt: skip
 
@@ -110,7 +145,7 @@ def test_sums_are_estimated_with_the_single_uploads_of_shadow_federations() -> N
     summed = View(
         features={name: values.mean(axis=1, keepdims=True) for name, values in single.features.items()},
         shares=single.shares.mean(axis=1, keepdims=True), singles=single.features, single_shares=single.shares,
-        gradients=None, softmax=None, label=0, seed=0,
+        gradients=None, class_gradients=None, label=0, seed=0,
     )  # fmt: skip
     features, shares, federations = summed.shadows(np.array([1, 3]))
     assert features["a"].shape == (10, 50)
