@@ -11,7 +11,7 @@ from federations import small_settings
 from html_pages import Page
 from typer.testing import CliRunner
 
-from hyperfl_flwr.audit.property_attacks import views_in
+from hyperfl_flwr.audit.property_attacks import by_bias, views_in
 from hyperfl_flwr.audit.property_game import PropertyGame
 from hyperfl_flwr.audit.property_views import ACCURACIES, views_of
 from hyperfl_flwr.audit.shadow_runs import check_failures, open_game, play_some
@@ -124,6 +124,19 @@ def test_a_sum_is_attacked_with_the_mean_network_alone(tmp_path: Path) -> None:
     views = views_in(game.config, [found], game.load().shares[:1], 0)
     np.testing.assert_array_equal(views["sum"].class_gradients, [found["sum_class_bias"]])
     np.testing.assert_array_equal(views["upload"].class_gradients, [found["class_bias"]])
+
+
+@pytest.mark.parametrize("batch_size", [20, 50])
+def test_clipped_gradients_of_samples_reveal_the_share(batch_size: int, tmp_path: Path) -> None:
+    """With the attacker's gradients clipped and divided as the clients' are; the noise of epsilon = 500 is small."""
+    noisy = {"dp.epsilon": 500.0, "dp.clip-norm": 1.0, "batch-size": batch_size, "target": "cnn", "num-clients": 4}
+    game = game_of("fedavg", **noisy)
+    play_some(game, tmp_path, [0])
+    found = read_arrays(tmp_path / "observed-000.npz")[0]
+    truth = game.load().shares[0]
+    for view, expected in (("upload", truth), ("sum", truth.mean())):
+        shown = views_in(game.config, [found], truth[None], 0)[view]
+        assert np.abs(by_bias(shown, np.array([0]), np.array([0])) - np.reshape(expected, (-1, 1))).mean() < 0.05, view
 
 
 @pytest.mark.parametrize(
