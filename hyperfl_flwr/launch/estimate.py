@@ -1,6 +1,7 @@
 """Estimate the time, memory, disk and traffic of a run: train one client, and extrapolate."""
 
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,11 +100,14 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
     device = resolve_device(config.device)
     set_arithmetic(config.precision, deterministic=config.deterministic, device=device)
     with tempfile.TemporaryDirectory() as folder:
-        seconds = []
+        seconds, accounting_seconds = [], 0.0
         for epochs in (1, 1, 2):  # the first is a warm-up: libraries load, memory is mapped
             short = config.of_client(number).model_copy(update={"local_epochs": epochs})
             state_of_client = PrivateState(Path(folder), "", number)
             client = client_of(config.method)(client_setting(short, data, number, device, state_of_client))
+            began = time.perf_counter()
+            client.step_noise()  # searched once for each number of steps, and kept: not part of the training
+            accounting_seconds = time.perf_counter() - began
             parameters = [arrays[name] for name in client.keys()]  # noqa: SIM118 - a client is no dict
             _, _, metrics = client.fit(parameters, {"round": 1, "version": 0, "kept-version": 0})
             seconds.append(float(metrics["seconds"]))
@@ -132,6 +136,7 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
         + busy * peak_memory(),
         seconds=(STARTUP_SECONDS if planned.engine == RAY else 0.0)
         + config.num_rounds * wire / WIRE_BYTES_PER_SECOND
+        + accounting_seconds * _num_budgets(config, data)
         + busy_seconds(config, busy, client_seconds, evaluation_seconds),
         client_seconds=client_seconds,
     )
@@ -150,6 +155,11 @@ def busy_seconds(config: RunConfig, busy: int, client_seconds: float, evaluation
     last = everyone if config.trains_all(config.num_rounds) else sampled
     in_turn = (config.num_rounds - 1) * -(-sampled // busy) + -(-last // busy)
     return in_turn * client_seconds + -(-config.num_evaluated(everyone) // busy) * evaluation_seconds
+
+
+def _num_budgets(config: RunConfig, data: FederatedData) -> int:
+    """Return for how many numbers of samples the noise of a budget is searched; each process searches for itself."""
+    return len({len(data.train_indices(client)) for client in range(config.num_clients)}) if config.dp.epsilon else 0
 
 
 def _masked_bytes(num_parameters: int, num_nodes: int) -> int:

@@ -1,11 +1,18 @@
 """The seconds of an estimate: of a run's rounds, of the last one, and of its evaluation."""
 
+import time
+from functools import cache
+
 import pytest
 
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.launch.estimate import busy_seconds
+from hyperfl_flwr.launch.estimate import busy_seconds, estimate
+from hyperfl_flwr.launch.planning import plan
+from hyperfl_flwr.launch.plans import IN_PROCESS
+from hyperfl_flwr.privacy import accounting
+from tests.federations import small_settings
 
 
 @pytest.mark.parametrize(
@@ -23,3 +30,17 @@ def test_drawn_clients_cost_less(changes: dict[str, Scalar], in_turn: int, evalu
     sizes = {"num-clients": 100, "num-rounds": 10, "fraction-train": 0.05}
     config = RunConfig.from_flat(default_settings() | sizes | changes)
     assert busy_seconds(config, 2, 3.0, 0.25) == pytest.approx(3.0 * in_turn + 0.25 * evaluations)
+
+
+def test_the_search_for_the_noise_of_a_budget_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It depends on the number of steps, so that a measurement of two epochs searches again; a run does not."""
+
+    @cache
+    def slow_noise(*_: float) -> float:
+        time.sleep(1.5)
+        return 1.0
+
+    monkeypatch.setattr(accounting, "record_noise", slow_noise)
+    settings = small_settings(**{"method": "fedrep", "local-epochs": 3, "dp.epsilon": 8.0, "output": ""})
+    cost = estimate(plan(settings, 1, IN_PROCESS), 1)
+    assert cost.client_seconds < 1.5 < cost.seconds
