@@ -23,7 +23,7 @@ from hyperfl_flwr.core.settings import (
 )
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.core.tasks import TaskName
-from hyperfl_flwr.core.user_code import is_user_code
+from hyperfl_flwr.core.user_code import form_hint, is_user_code
 from hyperfl_flwr.data.sample_format import (
     CSV_PREFIX,
     FOLDER_PREFIX,
@@ -39,10 +39,11 @@ from hyperfl_flwr.models.pretrained.names import NAMED, is_pretrained, parse
 from hyperfl_flwr.protocol.hosting import MOST_CLIENTS
 
 
-def _check_known(value: str, known: Collection[str], own: str = "") -> str:
+def _check_known(value: str, known: Collection[str], own: str = "", hint: str = "") -> str:
+    """Return a name if it is known; else say which ones are, the nearest of them, or the hint if none is near."""
     if value not in known:
         names = ", ".join(known) + f", or {own}" * bool(own)
-        raise ValueError(f"must be one of {names}; got {value!r}{nearest(value, known)}")
+        raise ValueError(f"must be one of {names}; got {value!r}{nearest(value, known) or hint}")
     return value
 
 
@@ -141,7 +142,8 @@ class FederationConfig(Section):
                 f"must name the declaration of the method, as package.module:METHOD; got the file {value!r}; for a "
                 f"declaration METHOD in it write {module}:METHOD, in the file's folder"
             )
-        return value if is_user_code(value) else _check_known(value, METHODS)
+        hint = form_hint("method", value, "METHOD")
+        return _check_known(value, METHODS, "a method of yours as package.module:METHOD", hint)
 
     @field_validator("target")
     @classmethod
@@ -158,7 +160,10 @@ class FederationConfig(Section):
         if ":" not in value:
             return _check_known(value, [*TARGETS, *NAMED], "a function of yours as package.module:factory")
         if not is_user_code(value):
-            raise ValueError(f"must name a function as package.module:factory, or be a built-in one; got {value!r}")
+            raise ValueError(
+                f"must name a function as package.module:factory, or be a built-in one; got {value!r}"
+                f"{form_hint('model', value, 'build')}"
+            )
         return value
 
     @field_validator("dataset")

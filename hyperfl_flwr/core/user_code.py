@@ -24,6 +24,9 @@ from hyperfl_flwr.core.source_files import copy, digest_of, is_installed
 FORM = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 """Pattern of a name, `package.module:name`."""
 
+FILE = re.compile(r"(?:.*[/\\])?([A-Za-z_]\w*)(?:\.py)?(?::([A-Za-z_]\w*))?", re.ASCII)
+"""Pattern of what users write in the place of a name: its module or file, and perhaps the object."""
+
 ENTRIES: Mapping[str, str] = {"target": "model", "method": "method"}
 """Setting that may name code of the user's own -> its entry in a run's manifest and in the handshake, and the folder
 with a copy of the source in a run's or a node's folder."""
@@ -38,6 +41,18 @@ LEFT_OUT = frozenset({"build", "dist", "eggs", "env", "lib", "lib64", "parts", "
 def is_user_code(name: str) -> bool:
     """Return whether a setting's value names code of the user's own."""
     return FORM.fullmatch(name) is not None
+
+
+def form_hint(what: str, given: str, default: str) -> str:
+    """Return how to name one's own code, as the end of an error; empty if what is given is no module or file.
+
+    Args:
+        what: What the code is, for example `method`.
+        given: What the user has written, for example `clipped` or `clipped.py:METHOD`.
+        default: Usual name of the object in the module, if none is given.
+    """
+    found = FILE.fullmatch(given)
+    return f"; for a {what} of your own write {found[1]}:{found[2] or default} (without .py)" if found else ""
 
 
 def user_code_in(settings: Mapping[str, Scalar]) -> list["UserCode"]:
@@ -177,7 +192,8 @@ class UserCode:
             imported = importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name is not None and f"{module}.".startswith(f"{error.name}."):
-                text = f"no module {error.name} is in the working directory or installed"
+                hint = form_hint(ENTRIES[self.setting], self.name, attribute) if module.endswith(".py") else ""
+                text = f"no module {error.name} is in the working directory or installed{hint}"
             else:
                 text = (
                     f"its module imports {error.name}, which is not found: the app contains {self.top} only; move "

@@ -91,3 +91,5 @@ def test_unknown_methods_and_wrong_settings_are_refused(call: Call) -> None:
     assert "nowhere_at_all" not in sys.modules
     code, _, err = call("check-method", "nowhere_at_all:METHOD")
     assert (code, "no module nowhere_at_all" in err) == (2, True)
+    code, _, err = call("check-method", "mine")
+    assert (code, "no method 'mine'; for a method of your own write mine:METHOD" in " ".join(err.split())) == (2, True)

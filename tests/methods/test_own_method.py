@@ -122,6 +122,10 @@ def test_a_wrong_declaration_is_refused_with_the_reason(name: str, call: Call) -
         ("clients.fedavg:FedAvgClient", "clients is this project's"),
         ("nowhere_at_all:METHOD", "no module nowhere_at_all is in the working directory or installed"),
         ("mine.py", "got the file 'mine.py'; for a declaration METHOD in it write mine:METHOD, in the file's folder"),
+        ("mine", "; got 'mine'; for a method of your own write mine:METHOD (without .py)"),
+        ("fedavgg", "or a method of yours as package.module:METHOD; got 'fedavgg'; did you mean fedavg?"),
+        ("mine.py:RULE", "no module mine is in the working directory or installed; for a method of your own write"),
+        ("./mine.py:RULE", "; got './mine.py:RULE'; for a method of your own write mine:RULE (without .py)"),
     ],
 )
 def test_names_that_cannot_be_methods(name: str, problem: str, call: Call) -> None:

@@ -59,3 +59,5 @@ def test_a_module_that_is_nowhere_is_named() -> None:
         check_custom("nowhere_at_all.nets:build", SHAPE, 10)
     with pytest.raises(ConfigError, match=r"no module own_networks.part is"):
         check_custom("own_networks.part:build", SHAPE, 10)
+    with pytest.raises(ConfigError, match=r"no module own_networks\.py is .*; for a model .* own_networks:build \("):
+        check_custom("own_networks.py:build", SHAPE, 10)

@@ -18,6 +18,7 @@ from hyperfl_flwr.core.package_finder import where
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.settings import declared
 from hyperfl_flwr.core.similar_names import nearest
+from hyperfl_flwr.core.user_code import form_hint
 from hyperfl_flwr.flower.log import FLOWER_LOGGER
 from hyperfl_flwr.launch.contract.base import SMALL, ContractError, Federate, MakeGrid, require
 from hyperfl_flwr.launch.contract.faults import check_failing_client, check_processes, check_resume
@@ -104,7 +105,8 @@ def check_method(method: str, changes: Mapping[str, Scalar], output: Path | None
         refuse_used_directory(output)
     find_sources({**changes, "method": method})
     if method not in METHODS:
-        raise ConfigError(f"there is no method {method!r}{nearest(method, METHODS)}; `hyperfl methods` lists all")
+        hint = nearest(method, METHODS) or form_hint("method", method, "METHOD")
+        raise ConfigError(f"there is no method {method!r}{hint}; `hyperfl methods` lists all")
     RunConfig.from_flat(with_defaults({**SMALL, **changes, "method": method}))
     client_of(method), strategy_of(method)
     with tempfile.TemporaryDirectory(prefix="hyperfl-check-") as folder, _quiet():
