@@ -150,7 +150,8 @@ def _laid_out(
     config = config.model_copy(update={"threads": threads})
     samples = [len(data.train_indices(client)) for client in range(config.num_clients)]
     # Reconstruction is of images only.
-    leaks = leak_warnings(config, samples) if len(data.dataset.input_shape) == 3 else []
+    pool = len(data.dataset.train.labels) if data.partition == config.data.partition else 0
+    leaks = leak_warnings(config, samples, pool) if len(data.dataset.input_shape) == 3 else []
     warnings = [*notes, *data.dataset.notes, *strategy_of(config.method).warnings(resolved(config)), *leaks, *spoiled]
     return SimulationPlan(
         settings=config.flat(),

@@ -15,6 +15,7 @@ from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import FederatedData
+from hyperfl_flwr.data.partition.registry import EQUAL_SIZES
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.targets import PERCEPTRONS
 from hyperfl_flwr.protocol.secure_sums.thresholds import noise_shares
@@ -129,19 +130,20 @@ def _fitting(multiplier: float) -> str:
     return f"{math.floor(multiplier * 10**digits) / 10**digits:.2g}"
 
 
-def leak_warnings(config: RunConfig, samples: Sequence[int]) -> list[str]:
+def leak_warnings(config: RunConfig, samples: Sequence[int], pool: int = 0) -> list[str]:
     """Return the warnings for a run in which images can be reconstructed from uploads; usually none.
 
     Args:
         config: The run's settings.
         samples: Number of training samples of each client.
+        pool: Number of training samples of the data set, of which a partition may leave some out; 0 if unknown.
     """
     uploads, summed = METHODS[config.method].active_uploads(config, 1), config.secagg.enabled
     attacks = [name for name in attacks_on(uploads, summed=summed) if name != "ig-paper"]
     if not attacks or is_protected(config):
         return []
     if summed:
-        return _leaks_of_sums(config, samples, attacks[0])
+        return _leaks_of_sums(config, samples, attacks[0], pool)
     of_clients = [config.of_client(client) for client in range(len(config.targets))]
     open_ones = [
         _is_open(of_clients[client % len(of_clients)], number, number) for client, number in enumerate(samples)
@@ -151,9 +153,22 @@ def leak_warnings(config: RunConfig, samples: Sequence[int]) -> list[str]:
     return [
         f"{sum(open_ones)} of {len(samples)} clients have few training samples, {_most(samples, open_ones)} at most: "
         f"images can be reconstructed from the upload of such a client (hyperfl audit --method {config.method} "
-        f"--attacks {attacks[0]}); give clients more samples (data.train-samples) and local steps (local-epochs), or "
-        f"set privacy.clip-norm and privacy.noise-multiplier=0.1"
+        f"--attacks {attacks[0]}); {_remedy(config, samples, pool)}"
     ]
+
+
+def _remedy(config: RunConfig, samples: Sequence[int], pool: int) -> str:
+    """Return what to do about clients with few training samples; see `leak_warnings`."""
+    data, used = config.data, sum(samples)
+    more = "fewer clients, num-clients, or data.train-samples"
+    if data.partition in EQUAL_SIZES - {"iid"} and data.train_samples == "auto" and used < pool:
+        left_out = f"the partition {data.partition} leaves out {pool - used:,} of {pool:,}"
+        more = f"{left_out}, data.partition = iid uses all; or fewer clients, num-clients"
+    return (
+        f"give clients more samples ({more}) and local steps (local-epochs), or set dp.epsilon to "
+        f"{LARGEST_EPSILON:g} at most; privacy.clip-norm and privacy.noise-multiplier=0.1 alone are obfuscation: known "
+        f"attacks fail, but nothing is guaranteed"
+    )
 
 
 def _is_open(config: RunConfig, samples: int, largest: int) -> bool:
@@ -188,7 +203,7 @@ def is_protected(config: RunConfig) -> bool:
     return by_steps or (privacy.clip_norm > 0 and privacy.noise_multiplier >= ENOUGH_NOISE)
 
 
-def _leaks_of_sums(config: RunConfig, samples: Sequence[int], attack: str) -> list[str]:
+def _leaks_of_sums(config: RunConfig, samples: Sequence[int], attack: str, pool: int) -> list[str]:
     """Return the warnings for a run in which the server sees only the sum over a round's clients."""
     sampled = clients_of_a_round(config)
     crowd = sorted(samples)[:sampled]
@@ -196,7 +211,6 @@ def _leaks_of_sums(config: RunConfig, samples: Sequence[int], attack: str) -> li
         return []
     return [
         f"the {sampled} clients of a round can have {sum(crowd)} training samples in all: images can be reconstructed "
-        f"from a secure sum over so few (hyperfl audit --summed --method {config.method} --attacks {attack}); give "
-        f"clients more samples (data.train-samples) and local steps (local-epochs), or set privacy.clip-norm and "
-        f"privacy.noise-multiplier=0.1"
+        f"from a secure sum over so few (hyperfl audit --summed --method {config.method} --attacks {attack}); "
+        f"{_remedy(config, samples, pool)}"
     ]

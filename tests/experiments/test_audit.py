@@ -356,6 +356,22 @@ def test_the_owner_is_warned_of_tiny_clients_and_of_nothing_else() -> None:
         assert len(warned([1], method="fedavg", **{"dp.epsilon": epsilon})) == number
 
 
+def test_the_warning_of_tiny_clients_says_which_partition_leaves_samples_out() -> None:
+    """It names the guarantee, and calls noise without one obfuscation."""
+
+    def warned(pool: int, **changes: object) -> str:
+        (text,) = leak_warnings(RunConfig.from_flat(settings(method="hyperfl", **changes)), [5, 5], pool)
+        return text
+
+    auto = {"data.train-samples": "auto"}
+    text = warned(1347, **auto)
+    assert "the partition similarity leaves out 1,337 of 1,347, data.partition = iid uses all; or fewer clients" in text
+    assert text.endswith("are obfuscation: known attacks fail, but nothing is guaranteed")
+    assert "or set dp.epsilon to 10 at most" in text
+    for other in (warned(10, **auto), warned(0, **auto), warned(99, **auto, **{"data.partition": "iid"}), warned(99)):
+        assert "give clients more samples (fewer clients, num-clients, or data.train-samples)" in other
+
+
 @pytest.mark.parametrize(
     ("target", "samples", "epochs", "is_warned"),
     [
