@@ -41,8 +41,8 @@ DataRoot = Annotated[Path | None, typer.Option(help="Folder of the data sets; de
 def study(
     name: Annotated[str, typer.Argument(help="One of `hyperfl studies`, or a TOML file of yours.")],
     quick: Annotated[bool, typer.Option("--quick", help="Do tiny runs that only show that everything works.")] = False,
-    methods: Annotated[list[str] | None, typer.Option(help="Rows of the study; repeatable; default: all.")] = None,
-    datasets: Annotated[list[str] | None, typer.Option(help="Columns, or their data sets; repeatable.")] = None,
+    methods: Annotated[list[str] | None, typer.Option(help="Rows, separated by commas; default: all.")] = None,
+    datasets: Annotated[list[str] | None, typer.Option(help="Columns, or their data sets, likewise.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Number of seeds; default: the study's.", min=1)] = None,
     jobs: Jobs = None,
     data_root: DataRoot = None,
@@ -86,6 +86,7 @@ def sweep(
 
     It writes `sweep.toml` to its folder: a study that can be changed and extended.
     """
+    from experiments.study_axes import names_in
     from experiments.sweep import NAME, make_sweep, parse_grid, refuse_twice
     from hyperfl_flwr.data.sample_format import from_here
 
@@ -93,10 +94,10 @@ def sweep(
     settings = {key: value for key, value in chosen.items() if value is not None} | _changes(set_, None)
     folder = (output or Path("runs", "studies", NAME)).absolute()
     values = parse_grid(grid or ())
-    names = _split(dataset or ["digits"])
+    names = names_in(dataset or ["digits"])
     refuse_twice("data set", names)
     datasets = {name: from_here(name, has_data_root=data_root is not None) for name in names}
-    found = make_sweep(folder, _split(methods), datasets, seeds, settings, values)
+    found = make_sweep(folder, names_in(methods), datasets, seeds, settings, values)
     _run(found, found.cells(changes=_changes(None, data_root)), folder, jobs, quick=True)
     _print_table(found, folder, mix=False)
 
@@ -104,10 +105,6 @@ def sweep(
 def _changes(texts: list[str] | None, data_root: Path | None) -> dict[str, Scalar]:
     changes = dict(map(parse_setting, texts or ()))
     return changes | ({} if data_root is None else {"data-root": str(data_root.absolute())})
-
-
-def _split(texts: list[str]) -> list[str]:
-    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
 
 
 def _run(found: Study, cells: Sequence[Cell], folder: Path, jobs: int | None, *, quick: bool) -> None:
@@ -172,7 +169,7 @@ def figure(
         typer.Option(
             help="Number of metrics.jsonl's `train` lines, or NUMBER@SETTING, labels, embeddings, pseudo-data, "
             "accuracy-bytes, leakage-accuracy, membership, property, privacy-cost, novel-divergence or novel-epsilon; "
-            "repeatable."
+            "several are separated by commas."
         ),
     ] = None,
     open_private_state: Annotated[
@@ -184,10 +181,11 @@ def figure(
     from experiments.figures.curves import draw
     from experiments.runner import read_study_manifest
     from experiments.study import load_study
+    from experiments.study_axes import names_in
 
     found = load_study(name)
     folder, _ = _study_folder(found, output, quick=quick, records=records)
-    for kind in number or found.figures:
+    for kind in names_in(number or ()) or found.figures:
         for picture in draw(found, read_study_manifest(folder), folder, kind, open_private_state=open_private_state):
             out.print(str(picture), markup=False)
 

@@ -27,12 +27,12 @@ A cell is one run: a row, a column and a seed. With the setting `attack.name` it
 """
 
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from experiments.attack_cell import PREFIX, AttackedCell
-from experiments.study_axes import Expected, Line, Settings, of_method, read_expected, read_lines, runs_of, with_grid
+from experiments.study_axes import Expected, Line, Settings, chosen, of_method, read_expected, read_lines, with_grid
 from experiments.units import unit_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import with_defaults
@@ -143,8 +143,8 @@ class Study:
 
         Args:
             quick: Whether to apply the study's `quick` settings, with one seed by default.
-            rows: Names of rows; empty for all.
-            columns: Names of columns, or of their data sets; empty for all.
+            rows: Names of rows, or several separated by commas; empty for all.
+            columns: Names of columns, or of their data sets, likewise; empty for all.
             seeds: Number of seeds; None for the default.
             changes: Settings of all runs, including the machine's (`data-root`).
 
@@ -154,9 +154,8 @@ class Study:
         """
         if quick:
             rows, columns = rows or self.quick_rows, columns or self.quick_columns
-        chosen_rows = _chosen(self.rows, rows, "row", lambda line: {line.name, line.family})
-        chosen_columns = _chosen(self.columns, columns, "column", lambda line: {line.name, self._dataset(line)})
-        chosen_rows, chosen_columns = runs_of(chosen_rows, self.rows), runs_of(chosen_columns, self.columns)
+        chosen_rows = chosen(self.rows, rows, "row", lambda line: {line.name, line.family})
+        chosen_columns = chosen(self.columns, columns, "column", lambda line: {line.name, self._dataset(line)})
         lines = (*chosen_rows, *chosen_columns)
         changed = [line.settings for line in lines] + [settings for line in lines for settings in line.on.values()]
         own = {"seed", "output", "resume"}.union(*changed)
@@ -290,11 +289,3 @@ def _study_file(name: str) -> Path:
             f".toml){nearest(name, study_names())}"
         )
     return FOLDER / "studies" / f"{name}.toml"
-
-
-def _chosen(lines: Sequence[Line], names: Collection[str], kind: str, called: Callable[[Line], set[str]]) -> list[Line]:
-    known = {name for line in lines for name in called(line)}
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"there is no {kind} {name!r}; known: {', '.join(sorted(known))}{nearest(name, known)}")
-    return [line for line in lines if not names or called(line) & set(names)]

@@ -1,13 +1,14 @@
 """Parse the rows and columns of a study, and the numbers that its results are compared with."""
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.core.toml_files import flatten
 from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.methods import METHODS
@@ -52,6 +53,20 @@ class Line:
         """Return the reason why this row cannot be run in a column; empty if it can."""
         own = self.missing_on.get(column.name) or self.missing_on.get(column.run, "")
         return self.missing or column.missing or own
+
+
+def names_in(texts: Iterable[str], known: Container[str] = ()) -> list[str]:
+    """Return the names in the values of an option that can be repeated, each with one name or several after commas.
+
+    Args:
+        texts: The values. One that is a comma only is returned as it is, for an error to name it.
+        known: Names that may contain a comma themselves, such as that of a row or a file.
+    """
+    names = []
+    for text in texts:
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        names += [text] if text in known or not parts else parts
+    return names
 
 
 def of_method(settings: Mapping[str, Scalar], lines: Sequence[Line]) -> Settings:
@@ -130,6 +145,26 @@ def runs_of(chosen: Sequence[Line], lines: Sequence[Line]) -> list[Line]:
     """Return the lines that provide the runs of the chosen lines, each once."""
     run_lines = {line.run for line in chosen}
     return [line for line in lines if line.name in run_lines]
+
+
+def chosen(lines: Sequence[Line], given: Iterable[str], kind: str, called: Callable[[Line], set[str]]) -> list[Line]:
+    """Return the lines that provide the runs of those that a user has chosen.
+
+    Args:
+        lines: The rows or the columns of a study.
+        given: What the user has given, see `names_in`; empty for all lines.
+        kind: What the lines are, for an error.
+        called: Returns the names that a line can be given by.
+
+    Raises:
+        ConfigError: If there is no line of a name.
+    """
+    known = {name for line in lines for name in called(line)}
+    names = names_in(given, known)
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"there is no {kind} {name!r}; known: {', '.join(sorted(known))}{nearest(name, known)}")
+    return runs_of([line for line in lines if not names or called(line) & set(names)], lines)
 
 
 def read_expected(file: Path, metric_of: Callable[[str, str], str]) -> dict[tuple[str, str, str], Expected]:

@@ -13,7 +13,7 @@ from experiments.study import load_study
 from experiments.tables import latex, markdown, with_metric
 from experiments.units import best_of, unit_of
 from hyperfl_flwr import ROOT
-from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.core.errors import ConfigError, RunFailedError
 
 RATES = (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.3)
 
@@ -26,6 +26,14 @@ def test_a_grid_makes_a_row_for_each_value():
     assert [cell.config.learning_rate for cell in cells] == list(RATES)
     assert {cell.config.data.validation_fraction for cell in study.cells()} == {0.2}
     assert [cell.row for cell in study.cells(rows=["hyperfl@0.1"], columns=["cifar10"])] == ["hyperfl@0.1"]
+    both = study.cells(rows=["fedrep@0.1,hyperfl@0.01 "], columns=["cifar10, fashion-mnist"], seeds=1)
+    assert {cell.row for cell in both} == {"fedrep@0.1", "hyperfl@0.01"}
+    assert {cell.column for cell in both} == {"cifar10", "fashion-mnist"}
+    for wrong, name in (("fedrep,hyperfll", "hyperfll"), (",", ",")):
+        with pytest.raises(ConfigError, match=f"there is no row '{name}'; known: "):
+            study.cells(rows=[wrong])
+    odd = replace(study, rows=[replace(study.rows[0], name="a,b", run="a,b")])
+    assert {cell.row for cell in odd.cells(rows=["a,b"])} == {"a,b"}
     with (ROOT / "experiments" / "studies" / "tuning.toml").open("rb") as file:
         declared = tomllib.load(file)
     assert len(study.cells()) == len(RATES) * len(declared["rows"]) * len(declared["columns"])
