@@ -34,6 +34,7 @@ def owners_grouping(run_config: Mapping[str, Scalar], *, simulated: bool) -> str
         return ""
     if given not in KINDS:
         raise RefusalError(
-            "the run's data.group-by is a pattern; only each node's owner may give one, as group-by in the node config"
+            "the run's data.group-by is a pattern; only each node's owner may give one, as group-by in node.toml (the "
+            "node config)"
         )
     return AUTO if given == NONE else ""

@@ -126,7 +126,8 @@ class NodeConfig(NodeKeys):
             given = {key: value for key, value in given.items() if re.sub("[-.]", "_", key) in self.model_fields_set}
         elif not self.data and is_local_data(str(run_config.get("dataset", ""))):
             raise RefusalError(
-                "the run's dataset is a file or folder; only each node's owner may name one, as data in the node config"
+                "the run's dataset is a file or folder; only each node's owner may name one, as data in node.toml (the "
+                "node config)"
             )
         named: dict[str, Scalar] = {"dataset": self.data} if self.data else {}
         if grouping := self.group_by or owners_grouping(run_config, simulated=self.simulated):

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from hyperfl_flwr.core.errors import HyperFLError, RunFailedError
+from hyperfl_flwr.core.errors import ConfigError, HyperFLError, RunFailedError
 from hyperfl_flwr.core.folder_lock import wait_for_folder
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.toml_files import settings_text
+from hyperfl_flwr.data.sample_format import is_local_data
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.superlink import DeployedSuperLink
 from hyperfl_flwr.launch import subprocess_call
@@ -32,12 +33,13 @@ def deployment(folder: Path | str) -> Platform:
         folder: Folder that `hyperfl deploy init` has created.
 
     Raises:
-        ConfigError: If the folder is not a deployment.
+        ConfigError: If the folder is not a deployment; from the platform, as `refuse_own_data` and planning do.
     """
     place = Deployment.read(Path(folder))
 
     @contextlib.contextmanager
     def ready(changes: Mapping[str, Scalar]) -> Iterator[ReadyRun]:
+        refuse_own_data(changes)
         check_early(changes)
         planned: Plan = subprocess_call.call_in_subprocess(
             "hyperfl_flwr.launch.planning:plan_deployed", place.num_nodes, changes
@@ -45,6 +47,22 @@ def deployment(folder: Path | str) -> Platform:
         yield ReadyRun(plan=planned, launch=partial(launch_deployed, place, planned))
 
     return ready
+
+
+def refuse_own_data(changes: Mapping[str, Scalar]) -> None:
+    """Refuse a run that names a file or folder, before all of its nodes do.
+
+    Args:
+        changes: Settings that differ from the defaults or, if `resume` is one of them, from the resumed run's.
+
+    Raises:
+        ConfigError: If the data set is a file or folder.
+    """
+    if is_local_data(dataset := str(changes.get("dataset", ""))):
+        raise ConfigError(
+            f"dataset must be the name of a data set on a deployment, whose nodes read no file or folder that a run "
+            f"names; got {dataset!r}; set `data` in each node's node.toml, and leave out --dataset"
+        )
 
 
 def launch_deployed(deployment: Deployment, planned: Plan, observer: RunCallbacks) -> Path:

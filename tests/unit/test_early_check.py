@@ -80,6 +80,20 @@ def test_no_run_with_wrong_settings_is_planned(kind: str, tmp_path: Path, monkey
         pass
 
 
+@pytest.mark.parametrize("dataset", ["npz:digits.npz", "folder:/data/images"])
+def test_a_deployment_refuses_files_that_a_run_names(
+    dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All nodes would, and the run would wait for them until `node-timeout`."""
+    monkeypatch.setattr(subprocess_call, "call_in_subprocess", never)
+    init(Deployment(folder=tmp_path / "fl", host="127.0.0.1", port=8000, num_nodes=2))
+    with (
+        pytest.raises(ConfigError, match=f"got '{dataset}'; set `data` in each node's node.toml, and leave out --data"),
+        deployment(tmp_path / "fl")({"dataset": dataset}),
+    ):
+        pass
+
+
 @pytest.mark.parametrize(
     "left_out",
     [{"resume": "runs/of-an-older-version", "lrate": 1}, {"method": "package_of_mine:METHOD", "mine.rate": 1}],

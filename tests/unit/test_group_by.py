@@ -297,7 +297,7 @@ def test_the_owner_decides_about_patterns(folder: Path) -> None:
     assert applied(folder, "(a+)+b", **{"group-by": "folder"}) == "folder"
     assert applied(folder, "none") == "auto"  # a server does not switch off the groups of a file
     assert applied(folder, "none", simulated=True) == "none"
-    with pytest.raises(RefusalError, match="only each node's owner may give one, as group-by in the node config"):
+    with pytest.raises(RefusalError, match=r"only each node's owner may give one, as group-by in node\.toml"):
         applied(folder, "(a+)+b")
     assert applied(folder, "(a+)b", simulated=True) == "(a+)b"
     with pytest.raises(ConfigError, match="group-by must be auto, none, folder or a regular expression"):

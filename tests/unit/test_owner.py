@@ -76,7 +76,7 @@ def test_state_and_data_and_limits_are_no_settings_of_a_run() -> None:
 
 @pytest.mark.parametrize("dataset", ["npz:/home/me/a.npz", "folder:../me"])
 def test_the_server_cannot_name_files(dataset: str) -> None:
-    with pytest.raises(RefusalError, match="only each node's owner may name one, as data in the node config"):
+    with pytest.raises(RefusalError, match=r"only each node's owner may name one, as data in node\.toml"):
         app_of(context(small_settings(dataset=dataset)))
     assert app_of(context(small_settings(dataset=dataset), data="digits")).config.dataset == "digits"
 
