@@ -100,7 +100,7 @@ def _knowledge_of_model(config: RunConfig, data: GameData) -> PublicKnowledge | 
     try:
         return public_knowledge(
             config, input_shape=dataset.input_shape, num_classes=dataset.num_classes, mean=dataset.mean,
-            std=dataset.std, augmented=False,
+            std=dataset.std,
         )  # fmt: skip
     except ValueError:
         return None
