@@ -154,6 +154,6 @@ def test_few_images_need_a_clear_margin(num, ahead, expected):
     private = images(num)
     base = comparison_of(images(num), private)
     better = np.maximum(base.unrelated.psnr, base.mean_image) + ahead + np.linspace(0, 0.01, num)
-    matched = type(base.matched)(images=private, order=np.arange(num), psnr=better)
+    matched = type(base.matched)(images=private, order=np.arange(num), private=private, psnr=better)
     made = Comparison(matched=matched, unrelated=base.unrelated, mean_image=base.mean_image)
     assert verdict([made]) == expected
