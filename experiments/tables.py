@@ -165,7 +165,7 @@ def _parts(collected: Collected) -> list[str]:
     if any(_shown_interval(collected, entry) for entry in entries):
         parts.append("in brackets the 95 % interval of the mean over clients")
     if any(entry.values and entry.fewer for entry in entries):
-        parts.append("beside the number of seeds, over how many clients a mean is that is not over all")
+        parts.append("N of M clients where a mean is not over all clients of its runs")
     if any(entry.is_best for entry in entries):
         parts.append("the best of each grid in bold")
     if sources := sorted({entry.paper.source for entry in entries if entry.paper}):

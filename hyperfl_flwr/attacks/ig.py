@@ -74,8 +74,7 @@ def invert(
 
     With `soft_labels` unknown labels are not recovered but searched for, as probabilities of the classes.
     """
-    if knowledge.unknown_scale:
-        settings = replace(settings, optimisation=(settings.optimisation or DEFAULTS).for_unknown_scale())
+    settings = _matched_to_scale(settings, knowledge)
     target, device = build_structure(knowledge), settings.device
 
     def prepare(chosen: Sequence[Observation], labels: Sequence[IntArray | None]) -> Batch:
@@ -109,6 +108,13 @@ def invert(
         )
 
     return reconstruct(observations, knowledge, settings, DEFAULTS, prepare)
+
+
+def _matched_to_scale(settings: AttackSettings, knowledge: PublicKnowledge) -> AttackSettings:
+    """Return settings of which no objective uses the norm of a reply, if clipping has changed it."""
+    if not knowledge.unknown_scale:
+        return settings
+    return replace(settings, optimisation=(settings.optimisation or DEFAULTS).for_unknown_scale())
 
 
 def _simulation(target: Target, knowledge: PublicKnowledge, num_steps: int) -> Callable[[Tensors, Tensors], Tensors]:

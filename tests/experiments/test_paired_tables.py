@@ -137,12 +137,12 @@ def test_a_mean_that_is_not_over_all_clients_says_so(study: Study, finished: Pat
     local, fedavg = (row_of(markdown(found), label)[1] for label in ("local", "FedAvg"))
     assert "(2; 4 of 4 and 3 of 4 clients)" in local
     assert "(2)" in fedavg
-    assert "over how many clients" in markdown(found)
+    assert "where a mean is not over all clients" in markdown(found)
     lines = csv.DictReader(comma_separated(found).splitlines())
     assert [line["clients"] for line in lines] == ["4 of 4 and 3 of 4", ""]
     other = collected(with_metric(study, "test_accuracy_aggregate"), folder)
     assert "clients" not in "".join(row_of(markdown(other), "local"))
-    assert "over how many clients" not in markdown(other)
+    assert "where a mean is not over all clients" not in markdown(other)
 
 
 def test_rows_with_other_clients_are_refused(finished: Path) -> None:
