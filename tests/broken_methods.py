@@ -34,6 +34,22 @@ class Leaving(FedAvgClient):
         sys.exit(0)
 
 
+class FailingClient(FedAvgClient):
+    """Has a mistake in its training."""
+
+    def train(self, rng: np.random.Generator) -> dict[str, float]:
+        """Fail."""
+        raise ZeroDivisionError("in the client")
+
+
+class FailingStrategy(FedAvg):
+    """Has a mistake at the end of a round."""
+
+    def advance(self, means: SharedArrays) -> SharedArrays:
+        """Fail."""
+        raise ZeroDivisionError("in the strategy")
+
+
 _history: dict[tuple[str, int], SharedArrays] = {}
 _seen: dict[tuple[str, int], int] = {}
 
@@ -149,6 +165,8 @@ class Telling(FedRepClient):
 
 
 LEAVING = replace(FEDAVG, client="broken_methods:Leaving")
+FAILING_CLIENT = replace(FEDAVG, client="broken_methods:FailingClient")
+FAILING_STRATEGY = replace(FEDAVG, strategy="broken_methods:FailingStrategy")
 HISTORY = replace(FEDAVG, strategy="broken_methods:History")
 MEMORY = replace(FEDAVG, client="broken_methods:Memory")
 NO_LOSS = replace(FEDAVG, client="broken_methods:NoLoss")

@@ -255,12 +255,14 @@ class LeftOut:
             for the evaluation of clients' models on each other's data.
         client: The client's id.
         reason: The reason as one line, as reported by the client's node.
+        file: The file, in which details follow the reason, if the node reported any.
     """
 
     round: int
     phase: str
     client: int
     reason: str
+    file: Path
 
 
 def read_failures(path: Path) -> list[LeftOut]:
@@ -271,7 +273,9 @@ def read_failures(path: Path) -> list[LeftOut]:
             with file.open(errors="replace") as text:
                 reason = text.readline().strip()
             number, phase, client = name.groups()
-            found.append(LeftOut(round=int(number), phase=phase or "training", client=int(client), reason=reason))
+            found.append(
+                LeftOut(round=int(number), phase=phase or "training", client=int(client), reason=reason, file=file)
+            )
     return found
 
 

@@ -70,6 +70,32 @@ def test_a_counting_client_is_found_by_repeated_messages(tmp_path: Path) -> None
     assert "answered with two different replies" in found.text
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("FAILING_CLIENT", "client 0 failed in round 1: ZeroDivisionError: in the client"),
+        ("FAILING_STRATEGY", "ZeroDivisionError: in the strategy"),
+    ],
+)
+def test_an_error_of_the_method_itself_is_shown_once(name: str, text: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """All checks would find the same, and the folder that has the traceback is deleted."""
+    findings = {each.subject: each for each in check_method(f"broken_methods:{name}", {})}
+    assert list(findings) == ["settings", "uploads", "results", "other checks", "private groups"]
+    assert findings["results"].level == Level.ERROR
+    assert findings["results"].text.startswith(text)
+    assert f"{len(CHECKS) - 3} were skipped" in findings["other checks"].text
+    shown = capfd.readouterr().err
+    assert shown.count("Traceback") == 1
+    assert "broken_methods.py" in shown
+
+
+def test_a_rule_that_is_broken_keeps_no_other_check_from_running() -> None:
+    findings = {each.subject: each.level for each in check_method("broken_methods:NO_LOSS", {})}
+    assert findings["results"] == Level.ERROR
+    assert "other checks" not in findings
+    assert set(SUBJECTS) <= set(findings)
+
+
 def test_the_command_prints_findings_and_its_exit_code(call: Call) -> None:
     code, out, _ = call("check-method", "broken_methods:UNDECLARED_UPLOAD", "--json")
     assert code == 1

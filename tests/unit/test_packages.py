@@ -1,6 +1,7 @@
 """Foreign packages with the names of this project's packages are refused and not run."""
 
 import ast
+import functools
 import os
 import shutil
 import subprocess
@@ -59,20 +60,20 @@ def guarded_by(tree: ast.Module) -> str | None:
 
 OURS, GUARD_APP, GUARD_ALL = "hyperfl_flwr", "hyperfl_flwr.core.guard_app", "hyperfl_flwr.core.guard_all"
 
-IMPORTS = {
-    name: {top.split(".")[0] for node in ast.walk(tree) for top in imported(node)} & set(ALL)
-    for name, tree in modules(OURS)
-}
-"""Module of `hyperfl_flwr` -> the guarded packages that it imports, at its top or inside functions."""
 
-NEED_APP = [name for name, packages in IMPORTS.items() if packages & set(APP)]
-NEED_ALL = [name for name, packages in IMPORTS.items() if "experiments" in packages]
-EXPERIMENTS = [name for name, _ in modules("experiments")]
+@functools.cache
+def importing(*packages: str) -> list[str]:
+    """Return the modules of `hyperfl_flwr` that import one of some guarded packages, at the top or inside functions."""
+    return [
+        name
+        for name, tree in modules(OURS)
+        if any(top.split(".")[0] in packages for node in ast.walk(tree) for top in imported(node))
+    ]
 
 
 def test_every_folder_that_imports_a_package_is_guarded() -> None:
     """Other folders are not guarded, so that a notebook beside a folder `clients` can use them."""
-    needing = {name.rpartition(".")[0] for name in NEED_APP}
+    needing = {name.rpartition(".")[0] for name in importing(*APP)}
     files = dict(modules(OURS))
     guards = {name: guard for name, tree in files.items() if (guard := guarded_by(tree))}
     assert needing == set(guards) - {"hyperfl_flwr.core.guard_app", "hyperfl_flwr.core.guard_all"}
@@ -83,7 +84,7 @@ def test_every_folder_that_imports_a_package_is_guarded() -> None:
 
 def test_nothing_but_the_studies_imports_the_studies() -> None:
     """`hyperfl run` works without the studies, because an entry point registers their commands."""
-    assert not NEED_ALL
+    assert not importing("experiments")
 
 
 @pytest.mark.parametrize("lines", [["import hyperfl_flwr.core.guard_all", "from clients import x"], ["x = 1"], []])
@@ -141,7 +142,11 @@ def make_foreign(folder: Path, name: str, *, is_package: bool = True) -> Path:
 def test_no_module_runs_a_foreign_package(tmp_path: Path, name: str, is_package: bool) -> None:
     """Each module refuses it when it is imported as the first one, in a folder with a foreign package or module."""
     path = make_foreign(tmp_path, name, is_package=is_package)
-    needed = ["hyperfl_flwr.cli.main"] if name == "experiments" else [*NEED_APP, *EXPERIMENTS]
+    needed = (
+        ["hyperfl_flwr.cli.main"]
+        if name == "experiments"
+        else [*importing(*APP), *(module for module, _ in modules("experiments"))]
+    )
     found, has_run = results(tmp_path, sorted(set(needed)))
     refusal = f"InstallationError the package '{name}' would be imported from {path}"
     assert {module: what for module, what in found.items() if not what.startswith(refusal)} == {}
@@ -153,7 +158,9 @@ def test_a_foreign_package_that_was_imported_before_is_refused(tmp_path: Path, n
     """Modules of the foreign package are not taken for this project's either."""
     path = make_foreign(tmp_path, name)
     before = f"import os, {name}.base, {name}.setting, {name}.run, {name}.findings; os.remove(os.environ['MARK'])\n"
-    needed = ["hyperfl_flwr.cli.main"] if name == "experiments" else [*NEED_APP, "hyperfl_flwr.launch.simulation"]
+    needed = (
+        ["hyperfl_flwr.cli.main"] if name == "experiments" else [*importing(*APP), "hyperfl_flwr.launch.simulation"]
+    )
     found, has_run = results(tmp_path, needed, before)
     refusal = f"InstallationError the package '{name}' would be imported from {path}"
     assert {module: what for module, what in found.items() if not what.startswith(refusal)} == {}

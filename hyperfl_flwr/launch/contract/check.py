@@ -1,6 +1,8 @@
 """Check a method against the contract that all methods hold, on small federations in this process."""
 
 import itertools
+import logging
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +15,7 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import with_defaults
-from hyperfl_flwr.core.errors import ConfigError, HyperFLError
+from hyperfl_flwr.core.errors import ConfigError, HyperFLError, RunFailedError
 from hyperfl_flwr.core.package_finder import where
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.settings import declared
@@ -35,7 +37,7 @@ from hyperfl_flwr.launch.contract.results import (
 from hyperfl_flwr.launch.findings import Finding, error, ok, warning
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.provenance import find_sources
-from hyperfl_flwr.runs.run_directory import refuse_used_directory
+from hyperfl_flwr.runs.run_directory import read_failures, refuse_used_directory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +113,12 @@ def check_method(method: str, changes: Mapping[str, Scalar], output: Path | None
     client_of(method), strategy_of(method)
     with tempfile.TemporaryDirectory(prefix="hyperfl-check-") as folder, _quiet():
         federate = federations(output or Path(folder), changes)
-        for each in CHECKS:
-            yield finding_of(each, method, federate)
+        for number, each in enumerate(CHECKS, 1):
+            found = finding_of(each, method, federate)
+            yield found
+            if each.check is check_results and found.remedy == AGAIN:  # no run ends, so that the others say the same
+                yield warning("other checks", f"{len(CHECKS) - number} were skipped, since no run ends", AGAIN)
+                break
     if not client_of(method).private:
         yield warning(
             "private groups",
@@ -122,7 +128,7 @@ def check_method(method: str, changes: Mapping[str, Scalar], output: Path | None
 
 
 AGAIN = "correct this, and check the method again; --output DIR keeps the folders of the runs"
-"""What to do about an error of the method itself."""
+"""What to do about an error of the method itself, as opposed to a rule that it breaks."""
 
 CHOSEN = ("output", "resume", "seed", "num-rounds", "num-clients", "fraction-train", "checkpoint-every", "method")
 """Settings that the checks choose themselves."""
@@ -155,21 +161,34 @@ def federations(folder: Path, changes: Mapping[str, Scalar]) -> Federate:
         method: str, num_nodes: int = 2, *, grid: MakeGrid = plain_grid, plots: bool = False, **given: Scalar
     ) -> Path:
         named = {key.replace("_", "-"): value for key, value in given.items()}
-        output = str(folder / f"run-{next(numbers):03d}")
-        settings = with_defaults({**SMALL, **changes, "method": method, "output": output, **named})
-        return run(grid(num_nodes, settings), RunConfig.from_flat(settings), plots=plots)
+        output = folder / f"run-{next(numbers):03d}"
+        settings = with_defaults({**SMALL, **changes, "method": method, "output": str(output), **named})
+        try:
+            return run(grid(num_nodes, settings), RunConfig.from_flat(settings), plots=plots)
+        except RunFailedError as problem:
+            raise _first_failure(output) or problem from None
 
     return federate
+
+
+def _first_failure(run: Path) -> RunFailedError | None:
+    """Return the first failure of a client as an error, with its details on stderr, if a run has such a failure."""
+    for left_out in read_failures(run):
+        sys.stderr.write(left_out.file.read_text(errors="replace").rstrip() + "\n")
+        return RunFailedError(f"client {left_out.client} failed in round {left_out.round}: {left_out.reason}")
+    return None
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the log of the runs, which is in their folders, from the terminal."""
-    handlers = list(FLOWER_LOGGER.handlers)
+    handlers, silent = list(FLOWER_LOGGER.handlers), logging.NullHandler()  # without any, Python would print it
     for handler in handlers:
         FLOWER_LOGGER.removeHandler(handler)
+    FLOWER_LOGGER.addHandler(silent)
     try:
         yield
     finally:
+        FLOWER_LOGGER.removeHandler(silent)
         for handler in handlers:
             FLOWER_LOGGER.addHandler(handler)
