@@ -28,6 +28,7 @@ from hyperfl_flwr.core.storage import read_arrays, write_arrays
 from hyperfl_flwr.core.tasks import CLASSIFICATION
 from hyperfl_flwr.models.provenance import find_sources, use_weights
 from hyperfl_flwr.protocol.secure_sums.thresholds import MOST_NODES
+from hyperfl_flwr.runs.run_sources import find_sources_of
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 DESCRIPTION = "game.json"
@@ -47,12 +48,15 @@ class ShadowGame(ABC, Generic[Data]):
     Attributes:
         settings: Settings of the federations, all but their samples, by key.
         federations: Number M of federations, even.
+        run: Folder of a run, whose copy of the user's own code the federations are trained with; None for the code in
+            the working directory.
         kind: What the attackers infer.
         has_secure_sums: Whether the federations have the secure sums that the settings ask for.
     """
 
     settings: Mapping[str, Scalar]
     federations: int
+    run: Path | None = None
     kind: ClassVar[str]
     has_secure_sums: ClassVar[bool]
 
@@ -80,6 +84,13 @@ class ShadowGame(ABC, Generic[Data]):
     def config(self) -> RunConfig:
         """The settings before the samples are drawn, which decide how many each client has."""
         return RunConfig.from_flat({**self.settings, "output": "", "resume": "", "data.augmentation": "none"})
+
+    def find_sources(self) -> None:
+        """Make the user's own code importable, which every process needs that trains federations."""
+        if self.run is None:
+            find_sources(self.settings)
+        else:
+            find_sources_of(self.run, self.settings)
 
     @property
     def description(self) -> dict[str, Any]:
@@ -197,7 +208,7 @@ def play_some(
     Raises:
         HyperFLError: If a federation cannot be trained.
     """
-    find_sources(game.settings)
+    game.find_sources()
     use_weights(game.config.lpm.weights)
     data = game.load()
     for number in numbers:

@@ -43,8 +43,9 @@ def run_membership(
     from hyperfl_flwr.audit.shadow_report import write_report
     from hyperfl_flwr.audit.shadow_results import sentence, sentence_left_out
 
-    settings = game_settings(run_directory, method, dataset, data_root, set_)
-    game = MembershipGame(settings=settings, federations=federations)
+    run = run_directory and run_directory.absolute()
+    settings = game_settings(run, method, dataset, data_root, set_)
+    game = MembershipGame(settings=settings, federations=federations, run=run)
     folder = output.absolute()
     document = write_report(game, play_all(game, folder, jobs), folder)
     for view in document["views"]:

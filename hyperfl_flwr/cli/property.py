@@ -47,8 +47,9 @@ def run_property(
     from hyperfl_flwr.audit.property_report import write_report
     from hyperfl_flwr.audit.property_results import sentence
 
-    settings = game_settings(run_directory, method, dataset, data_root, set_)
-    game = PropertyGame(settings=settings, federations=federations, label=label, largest_share=largest_share)
+    run = run_directory and run_directory.absolute()
+    settings = game_settings(run, method, dataset, data_root, set_)
+    game = PropertyGame(settings=settings, federations=federations, run=run, label=label, largest_share=largest_share)
     folder = output.absolute()
     document = write_report(game, play_all(game, folder, jobs), folder)
     for view in document["views"]:

@@ -59,8 +59,9 @@ def game_settings(
         names = ", ".join(f"--{name}" for name in given)
         raise ConfigError(f"{names} cannot be given with a run's folder, which determines it; leave one of them out")
     require_dataset(run_directory)
-    find_sources_of(run_directory)
-    return {**settings_of(run_directory), **changes}
+    settings = {**settings_of(run_directory), **changes}
+    find_sources_of(run_directory, settings)
+    return settings
 
 
 def play_all(game: ShadowGame[Data], folder: Path, jobs: int | None) -> Sequence[Arrays]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federations import small_settings
+from federations import Call, small_settings
 from torch import Tensor, nn
 
 from hyperfl_flwr.app.client import app
@@ -272,3 +272,23 @@ def test_an_attack_simulates_it(name: str, tmp_path: Path) -> None:
 def test_attacks_say_what_they_cannot_do(method: str, name: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         attacked(method, name)
+
+
+@pytest.mark.usefixtures("imports_as_before")
+def test_a_game_about_a_run_trains_the_run_s_network(call: Call, tmp_path: Path) -> None:
+    """Also where another version of it is in the working directory, or none."""
+    source, run = Path("mine_network.py"), tmp_path / "run"
+    source.write_text(
+        "from torch import nn\n\n\n"
+        "def build(input_shape, num_classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.Linear(4, num_classes))\n"
+    )
+    small = [f"--set={key}={value}" for key, value in {"data.train-samples": 20, "data.test-samples": 10}.items()]
+    words = ("--method", "fedavg", "--model", "mine_network:build", "--num-clients", "2", "--num-rounds", "1", *small)
+    code, _, text = call("run", *words, "--engine", "in-process", "--output", run)
+    assert code == 0, text
+    source.write_text("raise RuntimeError('another version')\n")
+    for game in ("membership", "property"):
+        code, _, text = call(game, run, "--federations", "8", "--jobs", "1", "--output", tmp_path / game)
+        assert code == 0, text
+        source.unlink(missing_ok=True)
