@@ -108,9 +108,13 @@ class AttackedRound:
         return not (self.opened and attack.gets_hidden)  # only single uploads reveal activations
 
     def data(self) -> FederatedData:
-        """Return the federation's data."""
+        """Return the federation's data, with the data set's test samples even where a run is scored on held-back ones.
+
+        Held-back samples are training samples of the data set, among which those of the clients are, too.
+        """
+        settings = self.config.data_settings()
         with fewer_samples(self.samples):
-            return load_federated_data(self.config.data_settings())
+            return load_federated_data(replace(settings, keeps_test=settings.validation_fraction > 0))
 
     def knowledge(self, client: int | None = None) -> PublicKnowledge:
         """Return what the server knows of a client, or of the first attacked one, without any message.

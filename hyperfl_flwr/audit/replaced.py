@@ -13,6 +13,7 @@ REPLACED = frozenset(
         "data.partition",
         "data.test-samples",
         "data.train-samples",
+        "data.validation-fraction",
         "early-stopping",
         "fraction-train",
         "keep",

@@ -158,6 +158,7 @@ def _attacked(settings: Mapping[str, Scalar], number: int, samples: int, *, open
         "data.test-samples": TEST_SAMPLES,
         "data.augmentation": "none",
         "data.global-test": False,
+        "data.validation-fraction": 0.0,
         "early-stopping": 0,
         "keep": "last",
         "audit.clients": ",".join(map(str, range(number))) if records else "",

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hyperfl_flwr.attacks.base import Reconstruction
 from hyperfl_flwr.attacks.readout import read_out
 from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.attacks.scoring import verdict
-from hyperfl_flwr.audit.audit import AttackResult, _compared, audit, images_of
+from hyperfl_flwr.audit.audit import AttackResult, _compared, audit, controls, images_of
 from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import AttackedRound, record_round, recorded_round
@@ -186,6 +187,20 @@ def test_a_trained_clients_images_are_its_own(federate: Federate, tmp_path: Path
         make_target(settings_of(run), Options(num_images=5 * (least + 1), samples=least + 1), run)
     with pytest.raises(ConfigError, match=r"data.seed = 0, which cannot be 1 with --checkpoint"):
         make_target(settings_of(run) | {"data.seed": 1}, Options(num_images=1, samples=1), run)
+
+
+def test_unrelated_images_are_no_training_images_where_clients_hold_samples_back(federate: Federate) -> None:
+    """Such samples take the place of test data in a run, and are of the data set's training part."""
+    held_back: dict[str, Any] = {"data.validation-fraction": 0.2}
+    run = federate("fedavg", num_rounds=1, **held_back)
+    options = Options(num_images=2, samples=1)
+    fresh, plain = (make_target(settings(method="fedavg", **more), options) for more in (held_back, {}))
+    dataset = fresh.data().dataset
+    trained = {image.tobytes() for image in dataset.train.scaled(np.arange(len(dataset.train)))}
+    expected, _ = controls(plain, len(dataset.test))
+    assert not trained & {image.tobytes() for image in expected}
+    for target in (fresh, make_target(settings_of(run), options, run)):
+        np.testing.assert_array_equal(controls(target, len(dataset.test))[0], expected)
 
 
 def test_moved_and_flipped_images_are_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
