@@ -49,14 +49,14 @@ def _describe(name: str, command: click.Command) -> list[str]:
     options = [part for part in command.params if isinstance(part, click.Option) and not part.hidden]
     usage = " ".join([name, "[OPTIONS]"] + [part.make_metavar(context) for part in arguments])
     lines = [_escape(" ".join((command.help or "").split())), "", f"    {usage}"]
-    for part in arguments:
-        text = getattr(part, "help", "") or ""
-        lines += ["", f"`{part.make_metavar(context)}`", f":   {_escape(text)}{_needed(part)}".rstrip()]
-    for part in options:
-        default = part.get_default(context)
+    for argument in arguments:
+        text = getattr(argument, "help", "") or ""
+        lines += ["", f"`{argument.make_metavar(context)}`", f":   {_escape(text)}{_needed(argument)}".rstrip()]
+    for option in options:
+        default = option.get_default(context)
         is_none = default is None or default is False or default in ("", ())
         shown = "" if is_none else f" Default: `{default}`."
-        lines += ["", f"`{_signature(part, context)}`", f":   {_escape(part.help or '')}{_needed(part)}{shown}"]
+        lines += ["", f"`{_signature(option, context)}`", f":   {_escape(option.help or '')}{_needed(option)}{shown}"]
     return lines
 
 
