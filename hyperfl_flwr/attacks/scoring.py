@@ -149,12 +149,24 @@ def compare(
     Raises:
         ValueError: If there are fewer reconstructions or unrelated images than private ones.
     """
-    nearest = private if forms is None else np.stack([_nearest(forms(image), mean_image) for image in private])
     return Comparison(
         matched=match(reconstructed, private, forms),
         unrelated=match(unrelated, private, forms),
-        mean_image=_decibels(_mean_squares(nearest, mean_image)),
+        mean_image=psnr_in_order(np.broadcast_to(mean_image, private.shape), private, forms),
     )
+
+
+def psnr_in_order(images: Images, private: Images, forms: Forms | None = None) -> NDArray[np.float64]:
+    """Return the PSNR in dB [n] of images [n, C, H, W], each compared with the private image at its position.
+
+    Args:
+        images: Images [n, C, H, W].
+        private: Private images [n, C, H, W].
+        forms: See `match`.
+    """
+    if forms is not None:
+        private = np.stack([_nearest(forms(image), own) for image, own in zip(private, images, strict=True)])
+    return _decibels(_mean_squares(private, images))
 
 
 def number_recovered(comparisons: Sequence[Comparison]) -> int:

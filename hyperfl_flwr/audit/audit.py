@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hyperfl_flwr.attacks.base import AttackSettings, IntArray, Reconstruction
 from hyperfl_flwr.attacks.optimiser_loop import Progress
 from hyperfl_flwr.attacks.registry import ATTACKS, Attack
-from hyperfl_flwr.attacks.scoring import Comparison, compare
+from hyperfl_flwr.attacks.scoring import Comparison, Forms, compare, psnr_in_order
 from hyperfl_flwr.audit.by_network import run_by_network
 from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.forged_round import forging, public_images
@@ -29,9 +29,13 @@ from hyperfl_flwr.audit.record_round import AttackedRound, View, leaked_activati
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.data.augmentation import Augmentation
+from hyperfl_flwr.data.dataset import Split
 from hyperfl_flwr.metrics.distributions import rank_correlation
 
 Images = NDArray[np.float32]
+
+MOST_SAMPLED = 2000
+"""Number of test images of which mean images are made, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +46,8 @@ class AttackResult:
         attack: Row of the attack in the table of attacks.
         results: One result per client; of a sum, one per client that the attack separated.
         comparisons: Scores by client, of a sum one over all clients; empty for an attack that finds no images.
+        class_means: PSNR in dB of the mean image of each private image's class, in the order of `comparisons`: what an
+            attack can have that finds nothing but labels. Empty if `comparisons` is.
         crossed: Scores of the next client's results against each client's images, a control of an attack that finds the
             same kind of image in every client; empty for a single client or a sum, and if `comparisons` is.
         labels_found: Share of the labels that were found; None if the attack does not look for labels or got them.
@@ -52,6 +58,7 @@ class AttackResult:
     attack: Attack
     results: Sequence[Reconstruction]
     comparisons: Sequence[Comparison]
+    class_means: NDArray[np.float64]
     crossed: Sequence[Comparison]
     labels_found: float | None
     label_correlation: Sequence[float] = ()
@@ -131,6 +138,7 @@ def attack(target: AttackedRound, row: Attack, settings: AttackSettings, seen: V
         attack=row,
         results=results,
         comparisons=comparisons,
+        class_means=_class_means(target, truth) if finds_images else np.zeros(0),
         crossed=crossed,
         labels_found=labels_found,
         label_correlation=[
@@ -159,8 +167,22 @@ def _compared(target: AttackedRound, found: Sequence[Images], private: Sequence[
     ]
     unrelated, mean_image = controls(target, sum(map(len, found)))
     parts = np.split(unrelated, np.cumsum([len(images) for images in found])[:-1])
-    forms = _forms if target.augmented else None
-    return [compare(*pair, mean_image, forms) for pair in zip(found, private, parts, strict=True)]
+    return [compare(*pair, mean_image, _forms_of(target)) for pair in zip(found, private, parts, strict=True)]
+
+
+def _class_means(target: AttackedRound, truth: Sequence[tuple[Images, IntArray]]) -> NDArray[np.float64]:
+    """Return the PSNR in dB of the mean image of each private image's class, for all clients one after another."""
+    private, labels = (np.concatenate(part) for part in zip(*truth, strict=True))
+    test = target.data().dataset.test
+    chosen = _sample(numpy_generator(target.config.seed, "audit", "class means"), test)
+    sample, found = test.scaled(chosen), test.labels[chosen]
+    means = {label: sample[found == label].mean(axis=0) for label in np.unique(found)}
+    images = np.stack([means.get(label, sample.mean(axis=0)) for label in labels])
+    return psnr_in_order(images, private, _forms_of(target))
+
+
+def _forms_of(target: AttackedRound) -> Forms | None:
+    return _forms if target.augmented else None
 
 
 def _forms(image: Images) -> Images:
@@ -185,8 +207,12 @@ def controls(target: AttackedRound, number: int) -> tuple[Images, Images]:
     chosen = rng.choice(len(test), min(number, len(test)), replace=False)
     while len(chosen) < number:  # each image once more, so that neighbours stay distinct
         chosen = np.concatenate([chosen, rng.permutation(len(test))])[:number]
-    sample = test.scaled(np.sort(rng.choice(len(test), min(len(test), 2000), replace=False)))
-    return test.scaled(chosen), sample.mean(axis=0)
+    return test.scaled(chosen), test.scaled(_sample(rng, test)).mean(axis=0)
+
+
+def _sample(rng: np.random.Generator, test: Split) -> IntArray:
+    """Return the positions of up to `MOST_SAMPLED` test images, of which mean images are made."""
+    return np.sort(rng.choice(len(test), min(len(test), MOST_SAMPLED), replace=False))
 
 
 def _labels_found(results: Sequence[Reconstruction], truth: Sequence[IntArray]) -> float | None:

@@ -104,6 +104,7 @@ def _attack(target: AttackedRound, finding: AttackResult, lpips: Lpips | None) -
             "mean_image": {
                 "psnr": _statistics(np.concatenate([comparison.mean_image for comparison in finding.comparisons]))
             },
+            "class_means": {"psnr": _statistics(finding.class_means)},
             "next_client": {"images_recovered": number_recovered(finding.crossed)} if finding.crossed else None,
         },
         "verdict": verdict(finding.comparisons),
@@ -138,7 +139,7 @@ def table(document: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return column names and rows of the table of attacks that look for images, with their controls."""
     with_lpips = any(found.get("lpips") for found in document["attacks"].values())
     names = ["attack", "images recovered", "PSNR in dB, mean (median)", "SSIM", *(["LPIPS"] if with_lpips else [])]
-    names += ["control: unrelated", "control: mean image", "iterations", "verdict"]
+    names += ["control: unrelated", "control: mean image", "mean image of the class", "iterations", "verdict"]
     rows = []
     for name, found in document["attacks"].items():
         if "psnr" not in found:
@@ -153,6 +154,7 @@ def table(document: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
                 *([_mean_text(found["lpips"])] if with_lpips else []),
                 f"{others['psnr']['mean']:.1f} dB, SSIM {_mean_text(others['ssim'])}",
                 f"{found['control']['mean_image']['psnr']['mean']:.1f} dB",
+                f"{found['control']['class_means']['psnr']['mean']:.1f} dB",
                 span(each(found["iterations"], 1)) if found["iterations"] else NOTHING,
                 found["verdict"],
             ]
@@ -221,7 +223,8 @@ def _facts(document: Mapping[str, Any], known: str) -> str:
         f"{cheats}{clients} with {images} each, {state}. What leaves a client: "
         f"{METHODS[document['method']].sends}. {known} Reconstructions were assigned to the private images afterwards. "
         f"{AUGMENTED if document['augmented'] else ''}"
-        f"Controls: as many unrelated images, and the mean image."
+        f"Controls: as many unrelated images, and the mean image. Beside them is the mean image of each image's class, "
+        f"which anyone who knows the label can make."
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hyperfl_flwr.attacks.scoring import CLEAR_MARGIN
+from hyperfl_flwr.attacks.scoring import CLEAR_MARGIN, MARGIN
 
 
 def sentence(document: Mapping[str, Any], name: str) -> str:
@@ -30,7 +30,18 @@ def sentence(document: Mapping[str, Any], name: str) -> str:
     count = f"{found['images_recovered']} of {len(found['psnr']['per_image'])} clearly"
     if crossed := (found["control"]["next_client"] or {}).get("images_recovered"):
         count += f", and {crossed} if each client's results are compared with another's images"
-    return f"After {where}, {name} recovered {which} ({count}): {numbers} dB.{_silent(found)}{_histogram(found)}"
+    return (
+        f"After {where}, {name} recovered {which} ({count}): {numbers} dB.{_by_labels(found)}{_silent(found)}"
+        f"{_histogram(found)}"
+    )
+
+
+def _by_labels(found: Mapping[str, Any]) -> str:
+    """Return that labels alone explain the score of an attack; empty if they do not."""
+    of_classes = found["control"]["class_means"]["psnr"]["median"]
+    if found["psnr"]["median"] > of_classes + MARGIN:
+        return ""
+    return f" The mean images of the classes have {of_classes:.1f} dB: finding the labels alone is as good."
 
 
 def _untested(found: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from hyperfl_flwr.attacks.base import Reconstruction
 from hyperfl_flwr.attacks.readout import read_out
 from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.attacks.scoring import verdict
-from hyperfl_flwr.audit.audit import AttackResult, _compared, audit, controls, images_of
+from hyperfl_flwr.audit.audit import AttackResult, _class_means, _compared, audit, controls, images_of
 from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import AttackedRound, record_round, recorded_round
@@ -141,7 +141,7 @@ def test_the_command_writes_everything_and_says_what_it_found(tmp_path: Path) ->
     for found in document["attacks"].values():
         assert len(found["psnr"]["per_image"]) == 2
         assert found["lpips"] is None
-        assert {"unrelated", "mean_image", "next_client"} == set(found["control"])
+        assert {"unrelated", "mean_image", "class_means", "next_client"} == set(found["control"])
         assert found["iterations"] == 3
 
 
@@ -207,12 +207,13 @@ def test_moved_and_flipped_images_are_recognised(monkeypatch: pytest.MonkeyPatch
     """What clients trained on is found exactly, where the run augments; a control gains by it, too."""
     target = make_target(settings(method="fedavg"), Options(num_images=5, samples=5))
     assert not target.augmented  # a round that is run for the attack
-    private, _ = images_of(target, 0)
+    private, labels = images_of(target, 0)
     augmentation = Augmentation(pad_value=(0.0,))
     drawn = augmentation.draw([5], np.random.default_rng(1))
     assert bool((drawn[:, :2] != 4).any())
     seen = augmentation(torch.from_numpy(private), drawn).numpy()[::-1].copy()
     (plain,) = _compared(target, [seen], [private])
+    plain_means = _class_means(target, [(private, labels)])
     monkeypatch.setattr(AttackedRound, "augmented", True)
     (found,) = _compared(target, [seen], [private])
     assert np.isinf(found.matched.psnr).all()
@@ -222,8 +223,11 @@ def test_moved_and_flipped_images_are_recognised(monkeypatch: pytest.MonkeyPatch
         before, after = (getattr(each, part) for each in (plain, found))
         gain = after - before if part == "mean_image" else after.psnr - before.psnr
         assert gain.mean() > 0.1
+    means = _class_means(target, [(private, labels)])
+    assert (means - plain_means).mean() > 0.1
     document = measure(target, {"ig": AttackResult(
-        attack=ATTACKS["ig"], results=[Reconstruction(images=seen)], comparisons=[found], crossed=[], labels_found=None
+        attack=ATTACKS["ig"], results=[Reconstruction(images=seen)], comparisons=[found], class_means=means, crossed=[],
+        labels_found=None,
     )})  # fmt: skip
     assert document["augmented"]
     assert document["attacks"]["ig"]["ssim"]["mean"] == pytest.approx(1.0)
@@ -444,6 +448,37 @@ def test_a_sentence_says_that_an_upload_below_the_rounding_tested_nothing(roundi
     text = sentence({"attacks": {"head-gradient": found}, "threat": "one step on 1 image"}, "head-gradient")
     assert ("has tested nothing" in text) == bool(words)
     assert words in text
+
+
+def test_a_sentence_says_that_labels_alone_explain_a_score() -> None:
+    scores = {"ours": 14.0, "mean_image": 10.0, "unrelated": 9.0}
+    of_parts = {name: {"median": value, "per_image": [value] * 6} for name, value in scores.items()}
+
+    def said(of_classes: float) -> str:
+        controls = {name: {"psnr": of_parts[name]} for name in ("mean_image", "unrelated")}
+        found = {
+            "psnr": of_parts["ours"],
+            "control": {**controls, "class_means": {"psnr": {"median": of_classes}}, "next_client": None},
+            "verdict": "recovered",
+            "images_recovered": 0,
+        }
+        return sentence({"attacks": {"ig": found}, "threat": "one step on 1 image"}, "ig")
+
+    assert "The mean images of the classes have 13.5 dB: finding the labels alone is as good." in said(13.5)
+    assert "mean images" not in said(12.5)
+
+
+def test_the_mean_images_of_the_classes_are_a_control_of_their_own() -> None:
+    """They are nearer than the mean of all by more than a verdict's margin."""
+    target = make_target(settings(method="fedavg"), Options(num_images=8, samples=8))
+    private, labels = images_of(target, 0)
+    test = target.data().dataset.test
+    means = [test.scaled(np.flatnonzero(test.labels == label)).mean(axis=0) for label in labels]
+    scores = _class_means(target, [(private[:3], labels[:3]), (private[3:], labels[3:])])
+    for image, mean, score in zip(private, means, scores, strict=True):
+        assert score == pytest.approx(-10 * np.log10(np.square(image - mean).mean()), abs=0.02)
+    (compared,) = _compared(target, [np.stack(means)], [private])
+    assert np.median(scores) > np.median(compared.mean_image) + 1
 
 
 def test_chosen_attacks_are_those_of_the_method() -> None:
