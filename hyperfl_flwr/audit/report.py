@@ -138,8 +138,8 @@ def _statistics(values: NDArray[np.float64]) -> dict[str, Any]:
 def table(document: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return column names and rows of the table of attacks that look for images, with their controls."""
     with_lpips = any(found.get("lpips") for found in document["attacks"].values())
-    names = ["attack", "images recovered", "PSNR in dB, mean (median)", "SSIM", *(["LPIPS"] if with_lpips else [])]
-    names += ["control: unrelated", "control: mean image", "mean image of the class", "iterations", "verdict"]
+    names = ["attack", "recovered", "PSNR, mean (median)", "SSIM", *(["LPIPS"] if with_lpips else [])]
+    names += ["control: unrelated", "control: mean (class)", "iterations", "verdict"]
     rows = []
     for name, found in document["attacks"].items():
         if "psnr" not in found:
@@ -153,8 +153,8 @@ def table(document: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
                 _mean_text(found["ssim"]),
                 *([_mean_text(found["lpips"])] if with_lpips else []),
                 f"{others['psnr']['mean']:.1f} dB, SSIM {_mean_text(others['ssim'])}",
-                f"{found['control']['mean_image']['psnr']['mean']:.1f} dB",
-                f"{found['control']['class_means']['psnr']['mean']:.1f} dB",
+                f"{found['control']['mean_image']['psnr']['mean']:.1f} dB "
+                f"({found['control']['class_means']['psnr']['mean']:.1f})",
                 span(each(found["iterations"], 1)) if found["iterations"] else NOTHING,
                 found["verdict"],
             ]
@@ -173,7 +173,7 @@ def _mean_text(values: Mapping[str, Any] | None) -> str:
 
 
 def _mean_and_median(values: Mapping[str, Any]) -> str:
-    return f"{values['mean']:.1f} ({values['median']:.1f})"
+    return f"{values['mean']:.1f} dB ({values['median']:.1f})"
 
 
 def write_audit(
@@ -223,8 +223,8 @@ def _facts(document: Mapping[str, Any], known: str) -> str:
         f"{cheats}{clients} with {images} each, {state}. What leaves a client: "
         f"{METHODS[document['method']].sends}. {known} Reconstructions were assigned to the private images afterwards. "
         f"{AUGMENTED if document['augmented'] else ''}"
-        f"Controls: as many unrelated images, and the mean image. Beside them is the mean image of each image's class, "
-        f"which anyone who knows the label can make."
+        f"Controls: as many unrelated images, and the mean image. In brackets is the mean image of each image's "
+        f"class, which anyone who knows the label can make."
     )
 
 
