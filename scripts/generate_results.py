@@ -106,6 +106,8 @@ SHARE_ABOVE = {
     "exported model, regression": ("interval:model_regression_auc", two_digits),
 }
 
+GLOBAL = {"last global model": ("global_test_accuracy_aggregate", in_percent)}
+
 SECONDS = {"seconds per round": ("seconds_per_round", one_digit)}
 
 ELSEWHERE = ("quickstart", "noisy-steps", "secure-sums")
@@ -125,6 +127,12 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
             second="test_accuracy_aggregate",
         ),
         "quickstart": Measured(section="quickstart"),
+    },
+    "methods/fedgen.md": {
+        f"fedgen-mnist-{column}": Table(
+            records="fedgen-mnist", column=column, numbers=GLOBAL, paper="FedGen's Table 1, three seeds"
+        )
+        for column in ("alpha-1", "alpha-0.1")
     },
     "methods/priv-hfl.md": {
         "convergence": Convergence(),
