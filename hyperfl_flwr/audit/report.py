@@ -223,8 +223,8 @@ def _facts(document: Mapping[str, Any], known: str) -> str:
         f"{cheats}{clients} with {images} each, {state}. What leaves a client: "
         f"{METHODS[document['method']].sends}. {known} Reconstructions were assigned to the private images afterwards. "
         f"{AUGMENTED if document['augmented'] else ''}"
-        f"Controls: as many unrelated images, and the mean image. In brackets is the mean image of each image's "
-        f"class, which anyone who knows the label can make."
+        f"Controls: as many unrelated images, and the mean image; in brackets that of the image's class, which anyone "
+        f"who knows the label can make."
     )
 
 

@@ -454,18 +454,19 @@ def test_a_sentence_says_that_labels_alone_explain_a_score() -> None:
     scores = {"ours": 14.0, "mean_image": 10.0, "unrelated": 9.0}
     of_parts = {name: {"median": value, "per_image": [value] * 6} for name, value in scores.items()}
 
-    def said(of_classes: float) -> str:
+    def said(of_classes: float, verdict: str = "recovered") -> str:
         controls = {name: {"psnr": of_parts[name]} for name in ("mean_image", "unrelated")}
         found = {
             "psnr": of_parts["ours"],
             "control": {**controls, "class_means": {"psnr": {"median": of_classes}}, "next_client": None},
-            "verdict": "recovered",
+            "verdict": verdict,
             "images_recovered": 0,
         }
         return sentence({"attacks": {"ig": found}, "threat": "one step on 1 image"}, "ig")
 
-    assert "The mean images of the classes have 13.5 dB: finding the labels alone is as good." in said(13.5)
+    assert "The mean images of the classes have 13.5 dB: in the median, labels alone are as good." in said(13.5)
     assert "mean images" not in said(12.5)
+    assert "mean images" not in said(13.5, "recovered some")  # of single images, which are far ahead
 
 
 def test_the_mean_images_of_the_classes_are_a_control_of_their_own() -> None:
