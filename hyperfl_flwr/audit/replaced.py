@@ -35,3 +35,15 @@ def without_replaced(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return {
         key: value for key, value in settings.items() if key not in REPLACED and key.partition(".")[0] not in SECTIONS
     }
+
+
+def ignored_text(changes: Mapping[str, Scalar], settings: Mapping[str, Scalar]) -> str:
+    """Return which given settings an audit ignores, in a line; empty if there are none.
+
+    Args:
+        changes: What was given.
+        settings: The settings of the attacked round.
+    """
+    own = changes.keys() - without_replaced(changes).keys()
+    ignored = sorted(key for key in own if settings[key] != changes[key])
+    return f"warning: the audit chooses {', '.join(ignored)} itself and ignores what was given" if ignored else ""

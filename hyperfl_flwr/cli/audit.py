@@ -13,6 +13,7 @@ import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from hyperfl_flwr.audit.replaced import ignored_text, without_replaced
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import CLASSIFICATION
@@ -101,13 +102,10 @@ def run_audit(
 ) -> None:
     """Attack a client's upload and compare the result with its images; prints the verdicts and the report's path."""
     changes: dict[str, Scalar] = dict(parse_setting(text) for text in set_ or ())
-    named = {"method": method, "dataset": dataset}
+    named = {key: value for key, value in {"method": method, "dataset": dataset}.items() if value is not None}
     local: dict[str, Scalar] = {"batch-size": batch_size or 1, "local-epochs": local_epochs or 1}
     if checkpoint is None and recorded is None:
-        from hyperfl_flwr.audit.replaced import without_replaced
-
-        given: dict[str, Scalar] = {key: value for key, value in named.items() if value is not None}
-        check_early(without_replaced({**given, **local, **changes}))
+        check_early(without_replaced({**named, **local, **changes}))
     from hyperfl_flwr.audit.audit import audit
     from hyperfl_flwr.audit.chosen import chosen_attacks
     from hyperfl_flwr.audit.options import Options
@@ -151,7 +149,7 @@ def run_audit(
 
 
 def _fresh_target(
-    named: Mapping[str, str | None],
+    named: Mapping[str, str],
     local: Mapping[str, Scalar],
     changes: Mapping[str, Scalar],
     options: Options,
@@ -160,7 +158,7 @@ def _fresh_target(
     """Build the target of an audit that runs its own round, from the initial model or from a run's checkpoint.
 
     Args:
-        named: Method and data set; None for those that were not given.
+        named: Method and data set, if they were given.
         local: Settings of the clients' local steps.
         changes: Other settings; they take precedence.
         options: See `hyperfl_flwr.audit.audit`.
@@ -181,8 +179,8 @@ def _fresh_target(
         settings = settings_of(checkpoint)
         find_sources_of(checkpoint)
     else:
-        given: dict[str, Scalar] = {key: value for key, value in named.items() if value is not None}
-        if own := {**given, **changes}.get("dataset"):
+        given: dict[str, Scalar] = {**named, **changes}
+        if own := given.get("dataset"):
             changes = {**changes, "dataset": from_here(str(own), has_data_root="data-root" in changes)}
         find_sources({**given, **changes})
         settings = with_defaults({**given, **changes})
@@ -191,7 +189,10 @@ def _fresh_target(
         raise ConfigError(f"task must be classification, which the attacks are for; got {merged['task']!r}")
     # The derived epochs must not override --set.
     merged = {**merged, **local_epochs_setting(merged, options), **changes}
-    return make_target(merged, options, checkpoint and checkpoint.absolute())
+    target = make_target(merged, options, checkpoint and checkpoint.absolute())
+    if text := ignored_text(changes, target.config.flat()):
+        err.print(text, markup=False, soft_wrap=True)
+    return target
 
 
 @audits.command("descriptors")

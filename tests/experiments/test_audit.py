@@ -4,34 +4,27 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
-from hyperfl_flwr.attacks.base import Reconstruction
 from hyperfl_flwr.attacks.readout import read_out
-from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.attacks.scoring import verdict
-from hyperfl_flwr.audit.audit import AttackResult, _class_means, _compared, audit, controls, images_of
+from hyperfl_flwr.audit.audit import audit
 from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.options import Options
-from hyperfl_flwr.audit.record_round import AttackedRound, record_round, recorded_round
-from hyperfl_flwr.audit.replaced import REPLACED, SECTIONS, without_replaced
-from hyperfl_flwr.audit.report import measure, write_audit
+from hyperfl_flwr.audit.record_round import record_round, recorded_round
+from hyperfl_flwr.audit.report import write_audit
 from hyperfl_flwr.audit.sentences import sentence
-from hyperfl_flwr.audit.target import _attacked, _fresh, make_target
+from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
-from hyperfl_flwr.data.augmentation import Augmentation
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.launch.contract.base import SMALL, Federate
 from hyperfl_flwr.launch.contract.grids import Settings
-from hyperfl_flwr.launch.early_check import check_early
 from hyperfl_flwr.launch.warnings import leak_warnings, noise_warnings
 from hyperfl_flwr.models.hypernetwork import common_embedding
 from hyperfl_flwr.runs.observation import load_observation, save_observation
@@ -187,50 +180,6 @@ def test_a_trained_clients_images_are_its_own(federate: Federate, tmp_path: Path
         make_target(settings_of(run), Options(num_images=5 * (least + 1), samples=least + 1), run)
     with pytest.raises(ConfigError, match=r"data.seed = 0, which cannot be 1 with --checkpoint"):
         make_target(settings_of(run) | {"data.seed": 1}, Options(num_images=1, samples=1), run)
-
-
-def test_unrelated_images_are_no_training_images_where_clients_hold_samples_back(federate: Federate) -> None:
-    """Such samples take the place of test data in a run, and are of the data set's training part."""
-    held_back: dict[str, Any] = {"data.validation-fraction": 0.2}
-    run = federate("fedavg", num_rounds=1, **held_back)
-    options = Options(num_images=2, samples=1)
-    fresh, plain = (make_target(settings(method="fedavg", **more), options) for more in (held_back, {}))
-    dataset = fresh.data().dataset
-    trained = {image.tobytes() for image in dataset.train.scaled(np.arange(len(dataset.train)))}
-    expected, _ = controls(plain, len(dataset.test))
-    assert not trained & {image.tobytes() for image in expected}
-    for target in (fresh, make_target(settings_of(run), options, run)):
-        np.testing.assert_array_equal(controls(target, len(dataset.test))[0], expected)
-
-
-def test_moved_and_flipped_images_are_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What clients trained on is found exactly, where the run augments; a control gains by it, too."""
-    target = make_target(settings(method="fedavg"), Options(num_images=5, samples=5))
-    assert not target.augmented  # a round that is run for the attack
-    private, labels = images_of(target, 0)
-    augmentation = Augmentation(pad_value=(0.0,))
-    drawn = augmentation.draw([5], np.random.default_rng(1))
-    assert bool((drawn[:, :2] != 4).any())
-    seen = augmentation(torch.from_numpy(private), drawn).numpy()[::-1].copy()
-    (plain,) = _compared(target, [seen], [private])
-    plain_means = _class_means(target, [(private, labels)])
-    monkeypatch.setattr(AttackedRound, "augmented", True)
-    (found,) = _compared(target, [seen], [private])
-    assert np.isinf(found.matched.psnr).all()
-    np.testing.assert_array_equal(found.matched.private, seen[::-1])
-    assert np.median(plain.matched.psnr) < 20
-    for part in ("unrelated", "mean_image"):
-        before, after = (getattr(each, part) for each in (plain, found))
-        gain = after - before if part == "mean_image" else after.psnr - before.psnr
-        assert gain.mean() > 0.1
-    means = _class_means(target, [(private, labels)])
-    assert (means - plain_means).mean() > 0.1
-    document = measure(target, {"ig": AttackResult(
-        attack=ATTACKS["ig"], results=[Reconstruction(images=seen)], comparisons=[found], class_means=means, crossed=[],
-        labels_found=None,
-    )})  # fmt: skip
-    assert document["augmented"]
-    assert document["attacks"]["ig"]["ssim"]["mean"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -432,56 +381,6 @@ def test_the_multiplier_that_a_warning_names_gives_none() -> None:
     assert noise_warnings(RunConfig.from_flat(settings(method="fedavg", **changes)), 1, 22_602) == []
 
 
-@pytest.mark.parametrize(
-    ("roundings", "words"),
-    [([24.0], "In the only upload the gradient"), ([0.1, 24.0], "In 1 of 2 uploads the gradient"), ([0.1], "")],
-)
-def test_a_sentence_says_that_an_upload_below_the_rounding_tested_nothing(roundings: list[float], words: str) -> None:
-    """`rounding` above 1: the gradient is lost in the upload's float32."""
-    statistics = {"median": 8.0, "per_image": [8.0] * len(roundings)}
-    found = {
-        "psnr": statistics,
-        "control": {"mean_image": {"psnr": statistics}, "unrelated": {"psnr": statistics}},
-        "findings": [{"rounding": rounding} for rounding in roundings],
-        "verdict": "recovered nothing",
-    }
-    text = sentence({"attacks": {"head-gradient": found}, "threat": "one step on 1 image"}, "head-gradient")
-    assert ("has tested nothing" in text) == bool(words)
-    assert words in text
-
-
-def test_a_sentence_says_that_labels_alone_explain_a_score() -> None:
-    scores = {"ours": 14.0, "mean_image": 10.0, "unrelated": 9.0}
-    of_parts = {name: {"median": value, "per_image": [value] * 6} for name, value in scores.items()}
-
-    def said(of_classes: float, verdict: str = "recovered") -> str:
-        controls = {name: {"psnr": of_parts[name]} for name in ("mean_image", "unrelated")}
-        found = {
-            "psnr": of_parts["ours"],
-            "control": {**controls, "class_means": {"psnr": {"median": of_classes}}, "next_client": None},
-            "verdict": verdict,
-            "images_recovered": 0,
-        }
-        return sentence({"attacks": {"ig": found}, "threat": "one step on 1 image"}, "ig")
-
-    assert "The mean images of the classes have 13.5 dB: in the median, labels alone are as good." in said(13.5)
-    assert "mean images" not in said(12.5)
-    assert "mean images" not in said(13.5, "recovered some")  # of single images, which are far ahead
-
-
-def test_the_mean_images_of_the_classes_are_a_control_of_their_own() -> None:
-    """They are nearer than the mean of all by more than a verdict's margin."""
-    target = make_target(settings(method="fedavg"), Options(num_images=8, samples=8))
-    private, labels = images_of(target, 0)
-    test = target.data().dataset.test
-    means = [test.scaled(np.flatnonzero(test.labels == label)).mean(axis=0) for label in labels]
-    scores = _class_means(target, [(private[:3], labels[:3]), (private[3:], labels[3:])])
-    for image, mean, score in zip(private, means, scores, strict=True):
-        assert score == pytest.approx(-10 * np.log10(np.square(image - mean).mean()), abs=0.02)
-    (compared,) = _compared(target, [np.stack(means)], [private])
-    assert np.median(scores) > np.median(compared.mean_image) + 1
-
-
 def test_chosen_attacks_are_those_of_the_method() -> None:
     fedrep, fedavg = (make_target(settings(method=name), Options(num_images=2)) for name in ("fedrep", "fedavg"))
     assert chosen_attacks([], fedrep) == ["head-gradient", "rog"]
@@ -511,21 +410,3 @@ def test_federations_that_are_run_warn(capsys: pytest.CaptureFixture[str]) -> No
     result = CliRunner().invoke(cli, ["run", "--dry-run", "--set", "data.train-samples=4", "--num-clients", "5"])
     assert result.exit_code == 0
     assert "warning: 5 of 5 clients" in result.output + result.stderr
-
-
-def test_settings_that_an_audit_replaces_are_not_refused_before_it() -> None:
-    """The list of the early check has exactly what `make_target` replaces."""
-    given = {
-        "keep": "best",
-        "early-stopping": 3,
-        "data.global-test": True,
-        "output": "runs/mine",
-        "adversary.share": 0.5,
-    }
-    settings = default_settings() | {"method": "fedavg"} | given
-    check_early(without_replaced({"method": "fedavg", **given}))
-    assert make_target(settings, Options(attacks=["ig"], num_images=2, samples=1)).config.keep == "last"
-    attacked = _attacked(settings, 2, 1, opened=False)
-    replaced = {*attacked, *_fresh(settings, 2, attacked)} - {"secagg.enabled"}
-    assert {key for key in replaced if key.partition(".")[0] not in SECTIONS} == REPLACED
-    assert {key.partition(".")[0] for key in replaced} >= set(SECTIONS)
