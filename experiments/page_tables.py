@@ -46,6 +46,11 @@ def two_digits(value: float) -> str:
     return f"{value:.2f}"
 
 
+def three_digits(value: float) -> str:
+    """Format a number with three digits after the point."""
+    return f"{value:.3f}"
+
+
 def short(value: float) -> str:
     """Format a number with three digits."""
     return f"{value:.3g}"
@@ -58,8 +63,8 @@ class Table:
     Attributes:
         records: Name of the file of records.
         column: The study's column.
-        numbers: For each heading the number's place and its format. A place is a key of summary.json, with a dot for a
-            key inside another one, `settings:KEY`, or `interval:KEY` for a number with its 95 % interval.
+        numbers: For each heading the number's place and its format. A place is a key of summary.json, or two with a dot
+            for one inside another one, `settings:KEY`, or `interval:KEY` for a number with its 95 % interval.
         rows: The study's rows that are shown; empty for all.
         against: Row that the others are compared with: a further number is the mean difference in the accuracy after
             local training, of the same clients with the same seeds, with its 95 % interval. Empty for none.
@@ -244,7 +249,7 @@ def _number(records: Records, place: tuple[str, str, int], key: str) -> float | 
         value: Any = manifest_of(recorded, records)["settings"][key.removeprefix("settings:")]
     else:
         value = recorded["summary"]
-        for part in key.split("."):
+        for part in [key] if key in value else key.split("."):
             value = value.get(part) if value is not None else None
     return None if value is None else float(value)
 

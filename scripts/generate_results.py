@@ -18,7 +18,7 @@ from benchmarks.records import read_record  # noqa: E402 - after the path
 from benchmarks.sections import SECTIONS  # noqa: E402
 from benchmarks.tables import target_table  # noqa: E402
 from experiments.matrix import WHAT_TO_CHOOSE, Matrix  # noqa: E402
-from experiments.page_tables import Figure, GridTable, Table, in_percent, one_digit, short, two_digits  # noqa: E402
+from experiments.page_tables import Figure, GridTable, Table, in_percent, one_digit, short, three_digits, two_digits  # noqa: E402
 from scripts.computed_tables import Convergence, DualCosts, Thresholds  # noqa: E402
 
 
@@ -106,6 +106,18 @@ SHARE_ABOVE = {
     "exported model, regression": ("interval:model_regression_auc", two_digits),
 }
 
+ATTACKERS = {"server": "server", "another client": "client", "exported model": "model"}
+"""Attackers in a membership game, by their headings."""
+
+LIKELIHOOD = {
+    **{heading: (f"interval:{who}_lira_auc", three_digits) for heading, who in ATTACKERS.items()},
+    "control, exported model": ("interval:model_control_auc", three_digits),
+}
+
+FOUND_MEMBERS = {f"{heading}, %": (f"{who}_lira_tpr_0.01", in_percent) for heading, who in ATTACKERS.items()}
+
+LOSS_THRESHOLD = {heading: (f"interval:{who}_loss_auc", three_digits) for heading, who in ATTACKERS.items()}
+
 GLOBAL = {"last global model": ("global_test_accuracy_aggregate", in_percent)}
 
 SECONDS = {"seconds per round": ("seconds_per_round", one_digit)}
@@ -175,6 +187,16 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
         },
     },
     "privacy/threat-model.md": {
+        "membership": Table(
+            records="membership",
+            column="model",
+            numbers={
+                f"{heading}, {attack}": (f"{who}_{key}_auc", three_digits)
+                for heading, who in ATTACKERS.items()
+                for attack, key in (("likelihood", "lira"), ("loss", "loss"))
+            },
+            rows=("local", "fedavg", "fedrep", "hyperfl"),
+        ),
         "property": Table(
             records="property",
             column="upload",
@@ -186,6 +208,11 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
             },
             rows=("local", "fedavg", "pfedhn", "fedrep", "hyperfl", "hyperfl-frozen"),
         ),
+    },
+    "privacy/membership.md": {
+        "membership-likelihood": Table(records="membership", column="model", numbers=LIKELIHOOD),
+        "membership-found": Table(records="membership", column="model", numbers=FOUND_MEMBERS),
+        "membership-loss": Table(records="membership", column="model", numbers=LOSS_THRESHOLD),
     },
     "privacy/property.md": {
         "property-upload": Table(records="property", column="upload", numbers=OF_UPLOAD),
@@ -206,6 +233,7 @@ FIGURES: Mapping[str, Figure] = {
     ),
     "accuracy-bytes.png": Figure(records="what-to-choose", kind="accuracy-bytes", columns=("accuracy",)),
     "leakage-accuracy.png": Figure(records="what-to-choose", kind="leakage-accuracy"),
+    "membership.png": Figure(records="membership", kind="membership"),
     "property.png": Figure(records="property", kind="property"),
 }
 """Figures by picture, below docs/pictures/."""
