@@ -34,7 +34,8 @@ from hyperfl_flwr.core.rng import seed_for
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.versions import shared_versions
 from hyperfl_flwr.data.digests import sample_digest
-from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data, load_local_data
+from hyperfl_flwr.data.federated_data import FederatedData, load_local_data
+from hyperfl_flwr.data.run_cache import data_of_run
 from hyperfl_flwr.data.sample_format import refuse_own_statistics, title_of
 from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.models.provenance import method_hash, needs_files, network_hash, use_weights
@@ -94,10 +95,11 @@ class NodeApp:
         elif self.simulated:  # other nodes share the machine
             torch.set_num_threads(1)
 
-    def data(self, *, divided: bool = True) -> FederatedData:
+    def data(self, run: str = "", *, divided: bool = True) -> FederatedData:
         """Return the data of all clients, or only of this node's client if the data are the node's own; read once.
 
         Args:
+            run: Id of the run, see `data_of_run`; empty to read files again that have been replaced.
             divided: False to hold back no validation data, so that no error depends on how many samples there are.
 
         Raises:
@@ -105,12 +107,11 @@ class NodeApp:
                 single out an owner's samples, see `Weighting.refuse_isolation`.
         """
         settings = self.config.data_settings()
-        if not divided:
-            settings = replace(settings, validation_fraction=0.0)
+        settings = settings if divided else replace(settings, validation_fraction=0.0)
         if not self.simulated:
             settings.weighting.refuse_isolation()
         if not self.node.has_local_data:
-            return load_federated_data(settings)
+            return data_of_run(settings, run)
         cache = None if self.simulated else state_folder(self.node.state_dir, "", simulated=False)
         sample_format = replace(settings.sample_format, has_owner=True, cache=cache)
         data = load_local_data(replace(settings, sample_format=sample_format), self.partition)
@@ -131,7 +132,7 @@ class NodeApp:
         if foreign := sorted(set(request.clients) - set(self.clients)):
             raise RefusalError(f"this node hosts the clients {self.clients}, but the message is for {foreign}")
         client_class = client_of(self.config.method)
-        data = self.data()
+        data = self.data(request.experiment)
         try:  # not in the handshake: an honest server checks then, and reports a wrong setting better
             check_cross_site(self.config, client_class)
             check_privacy(self.config, data.dataset.input_shape, data.dataset.num_classes)

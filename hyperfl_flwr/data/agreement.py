@@ -23,6 +23,12 @@ def agreed(dataset: Dataset, sample_format: SampleFormat) -> Dataset:
         )
     if sample_format.classes is not None:
         dataset = _named(dataset, sample_format.classes)
+    elif dataset.task is CLASSIFICATION and dataset.num_classes < 2:
+        raise DataError(
+            f"{dataset.name} must have two or more classes, but all labels are 0; correct the labels, or name the "
+            f"classes that other clients have in data.classes",
+            public="its data have a single class, and data.classes names no others",
+        )
     if dataset.task is REGRESSION:
         dataset = _scaled(dataset, sample_format)
     mean_and_std = sample_format.normalisation

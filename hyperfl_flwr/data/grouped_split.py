@@ -87,6 +87,25 @@ def refuse_shared(train: IntArray, test: IntArray, where: str) -> None:
         )
 
 
+def refuse_lost(classes: IntArray, train: IntArray, where: str) -> None:
+    """Refuse a division by whole groups that leaves a class without training samples.
+
+    Args:
+        classes: Class of each sample [n].
+        train: Positions of the training samples.
+        where: Name of the data, for the error.
+
+    Raises:
+        DataError: If a class has no training sample.
+    """
+    if lost := len(np.setdiff1d(classes, classes[train])):
+        raise DataError(
+            f"{where}: divided by whole groups, {lost} of {len(np.unique(classes))} classes have no training samples, "
+            f"since a single group has all of a class; add groups, give test data, or set data.group-by=none",
+            public="its data cannot be divided by groups (data.group-by) without losing a class",
+        )
+
+
 def split_groups(
     strata: IntArray, groups: IntArray, share: float, rng: np.random.Generator
 ) -> tuple[IntArray, IntArray]:

@@ -8,7 +8,8 @@ import numpy as np
 from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.core.tasks import CLASSIFICATION, MULTI_LABEL, Task
 from hyperfl_flwr.data.dataset import IntArray, Targets
-from hyperfl_flwr.data.sources.csv_table import LABEL, SUFFIX, class_numbers_of, read_table, target_columns_of
+from hyperfl_flwr.data.sources.csv_header import LABEL
+from hyperfl_flwr.data.sources.csv_table import SUFFIX, class_numbers_of, read_table, target_columns_of
 from hyperfl_flwr.data.sources.npz import read_labels, read_targets
 from hyperfl_flwr.data.unlabelled import Unlabelled
 

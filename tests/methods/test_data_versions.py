@@ -9,6 +9,8 @@ import pytest
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.deploy.owner_page import write_owner_page
+from hyperfl_flwr.launch.contract.folders import outcome
+from hyperfl_flwr.launch.contract.grids import round_of
 from hyperfl_flwr.node.data_versions import FILE, Version, changed_versions, note, versions_of
 from hyperfl_flwr.results.compare import compare
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
@@ -50,6 +52,27 @@ def test_a_run_is_not_resumed_on_other_data(federate, tmp_path):
         federate("fedavg", resume=str(run), num_rounds=3, **own(file))
     write(file)
     assert federate("fedavg", resume=str(run), num_rounds=3, **own(file)) == run
+
+
+def test_a_file_that_is_replaced_during_a_run_does_not_change_it(federate, tmp_path):
+    """The bits are those of a run with the old file; the next run reads the new one."""
+    file, new = tmp_path / "own.npz", tmp_path / "new.npz"
+
+    class Replacing(InProcessGrid):
+        def answer(self, message):
+            if round_of(message) == 2 and new.exists():
+                new.replace(file)
+            return super().answer(message)
+
+    def replacing(num_nodes, settings):
+        return Replacing(app, num_nodes, settings, {"simulated": True})
+
+    write(file)
+    expected = outcome(federate("fedavg", num_rounds=3, **own(file)))
+    write(new, seed=1)
+    assert outcome(federate("fedavg", num_rounds=3, grid=replacing, **own(file))) == expected
+    assert not new.exists()
+    assert outcome(federate("fedavg", num_rounds=3, **own(file))) != expected
 
 
 def test_runs_on_two_versions_are_no_seeds_of_one_group(federate, tmp_path):

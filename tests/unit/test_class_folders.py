@@ -187,6 +187,21 @@ def test_unfit_folders_are_refused(change, sample_format, parts, tmp_path: Path)
     assert all(part in str(caught.value) for part in parts), caught.value
 
 
+def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+    """A link to a folder of images counts as one, one to a folder that it lies in as nothing."""
+    for number in range(8):
+        save(tmp_path / "elsewhere" / f"{number}.png", value=number)
+        save(tmp_path / "own" / "calm" / "p1" / f"{number}.png", value=10 + number)
+        save(tmp_path / "own" / "sick" / "p1" / f"{number}.png", value=20 + number)
+    (tmp_path / "own" / "calm" / "p2").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "own" / "calm" / "p1" / "again").symlink_to(tmp_path / "own")
+    found = read(tmp_path / "own")
+    pixels = np.concatenate([found.train.images, found.test.images])[:, 0, 0, 0]
+    assert sorted(pixels) == [*range(8), *range(10, 18), *range(20, 28)]
+    save(tmp_path / "elsewhere" / "8.png", value=8)
+    assert len(read(tmp_path / "own").train) + len(read(tmp_path / "own").test) == 25
+
+
 def test_too_few_images_to_split(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a class with 2 or more images, one of them for the test"):
         read(write_digits(tmp_path, count=1))

@@ -86,6 +86,10 @@ def test_clients_groups_weights_and_split_are_those_of_an_npz_file(tmp_path):
     ("rows", "text"),
     [
         (["label,x,Group", "a,1,p", "b,2,q"], "the column Group is neither group nor a feature; rename it"),
+        (["label,x,groups", "a,1,7", "b,2,8"], "the column groups is neither group nor a feature; rename it"),
+        (["label,x,Clients", "a,1,7", "b,2,8"], "the column Clients is neither client nor a feature; rename it"),
+        (["labels,x", "1,7", "2,8"], "the column labels is neither label nor a feature; rename it"),
+        (["label:A,Label:B,x", "1,0,7", "0,1,8"], "the column Label:B is neither label:B nor a feature; rename it"),
         (["label,x", "a,1", ",2", "b,3"], "label is empty in 1 samples, the first is 2"),
         (["label,x,group", "a,1,", "b,2,p", "a,3,"], "group is empty in 2 samples, the first is 1"),
         ([], "must have a header and a row per sample, got 0 lines"),

@@ -2,6 +2,8 @@
 
 import builtins
 import json
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, ge
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError, DataError
+from hyperfl_flwr.data.features.images import prepared
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.data.sample_format import SampleFormat
 from hyperfl_flwr.data.sources.dicom import open_dicom
@@ -52,6 +55,17 @@ def write_png(path, values):
     Image.fromarray(values.astype(np.uint16)).save(path)
 
 
+def write_deep_colour(path, values, kind=2):
+    """Write 16-bit values [H, W] to each channel of a PNG file: of the kind 2 RGB, 4 grey with alpha, 6 RGBA."""
+    pixels = np.repeat(values[..., None], {2: 3, 4: 2, 6: 4}[kind], axis=2).astype(">u2")
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+    header = struct.pack(">IIBBBBB", values.shape[1], values.shape[0], 16, kind, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    ))  # fmt: skip
+
+
 def folder_of(tmp_path, write, suffix, count=4):
     """Write `count` equal images of each of two classes."""
     for label in ("calm", "sick"):
@@ -64,6 +78,17 @@ def folder_of(tmp_path, write, suffix, count=4):
 def read(folder, tmp_path, **changes):
     sample_format = SampleFormat(cache=tmp_path / "cache", **changes)
     return load_dataset(f"folder:{folder}", None, sample_format)
+
+
+@pytest.mark.parametrize("kind", [2, 4, 6])
+@pytest.mark.parametrize("changes", [{}, {"window": WINDOW}, {"input_shape": (1, 2, 3)}])
+def test_colour_and_alpha_of_16_bits_are_refused(kind, changes, tmp_path):
+    """Pillow would keep the upper 8 bits; a window is for grey images without alpha."""
+    folder = folder_of(tmp_path, lambda path, values: write_deep_colour(path, values, kind), ".png")
+    with pytest.raises(DataError, match=r"the first is .*, 2x3 with [234] channels of more than 8"):
+        read(folder, tmp_path, **changes)
+    with pytest.raises(DataError, match=r"must have 8 bits per channel, got the mode .* with more; convert it"):
+        prepared(folder / "calm" / "0.png")
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,24 @@ def test_a_patient_is_on_one_side_in_all_clients(folder: Path) -> None:
     assert held
 
 
+@pytest.mark.parametrize("kind", ["npz", "csv", "folder"])
+def test_a_class_of_a_single_group_is_not_lost(kind: str, tmp_path: Path) -> None:
+    """Of two groups each has all samples of a class, so that neither can be held back for the test."""
+    labels, groups = np.repeat([0, 1, 2, 2], 8), np.repeat(["p", "q", "p", "q"], 8)
+    if kind == "npz":
+        np.savez(tmp_path / "own.npz", features=np.ones((32, 2)), labels=labels, groups=groups)
+    elif kind == "csv":
+        rows = [f"{label},{group},1" for label, group in zip(labels, groups, strict=True)]
+        (tmp_path / "own.csv").write_text("\n".join(["label,group,x", *rows]))
+    else:
+        for number, (label, group) in enumerate(zip(labels, groups, strict=True)):
+            picture(tmp_path / "own.folder" / str(label) / group / f"{number}.png", number)
+    form = SampleFormat(grouping="folder" if kind == "folder" else "auto")
+    with pytest.raises(DataError, match="divided by whole groups, 1 of 3 classes have no training samples") as refused:
+        load_dataset(f"{kind}:{tmp_path / f'own.{kind}'}", None, form)
+    assert "add groups, give test data, or set data.group-by=none" in str(refused.value)
+
+
 def test_an_owners_validation_data_are_of_other_patients(folder: Path) -> None:
     config = settings(f"folder:{folder}", **{"data.group-by": "folder", "data.validation-fraction": 0.25})
     data = load_local_data(config.data_settings(), 1)

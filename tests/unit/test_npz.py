@@ -49,7 +49,7 @@ def test_grey_images_with_a_split_by_label(tmp_path):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_channels_first_and_last_are_the_same_data(tmp_path, channels):
     last = np.random.default_rng(0).integers(0, 256, (8, 6, 5, channels)).astype(np.uint8)
-    labels, test = np.zeros(8, dtype=int), {"test_labels": np.zeros(8, dtype=int)}
+    labels, test = np.arange(8) % 2, {"test_labels": np.arange(8) % 2}
     one = load(tmp_path, images=last, labels=labels, test_images=last, **test)
     first = last.transpose(0, 3, 1, 2)
     two = load(tmp_path, images=first, labels=labels, test_images=last, **test)

@@ -160,6 +160,8 @@ def test_targets_are_part_of_a_version_of_the_data(tmp_path: Path) -> None:
     [
         (SEVERAL, SampleFormat(), r"labels must be 60 integers.*save labels.argmax\(1\);.*set task=multi-label"),
         (NUMBERS, SampleFormat(), "set task=regression"),
+        (SEVERAL[:, :1], SampleFormat(), r"got int64 of shape \(60, 1\); save labels\[:, 0\]$"),
+        (0 * SEVERAL[:, 0], SampleFormat(), "must have two or more classes, but all labels are 0; .* data.classes"),
         (SEVERAL * 2, LABELS, "labels must be 0 or 1 with task=multi-label, got 2"),
         (NUMBERS, LABELS, r"must be \[60, K\] of 0 and 1, a column per label"),
         (SEVERAL[:, 0], LABELS, r"must be \[60, K\] of 0 and 1"),

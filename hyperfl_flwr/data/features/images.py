@@ -9,7 +9,7 @@ from PIL import Image
 
 from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.sources import dicom
-from hyperfl_flwr.data.sources.image_files import CONVERTIBLE, open_image, walk
+from hyperfl_flwr.data.sources.image_files import CONVERTIBLE, loses_bits, open_image, walk
 
 RESIZED, CROPPED = 256, 224
 """Pixels of an image's shorter side after resizing, and of each side of the square that is cut from its centre."""
@@ -88,8 +88,9 @@ def prepared(path: Path) -> npt.NDArray[np.uint8]:
             raise DataError(
                 f"{path} must be at most {LONGEST} times as long as wide, got {opened.width}x{opened.height}; crop it"
             )
-        if opened.mode not in CONVERTIBLE:
-            raise DataError(f"{path} must have 8 bits per channel, got the mode {opened.mode}; convert it")
+        if opened.mode not in CONVERTIBLE or loses_bits(opened):
+            more = " with more" if loses_bits(opened) else ""
+            raise DataError(f"{path} must have 8 bits per channel, got the mode {opened.mode}{more}; convert it")
         image = opened.convert("RGB")
         width, height = image.size
         shorter = min(width, height)

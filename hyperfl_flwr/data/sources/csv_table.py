@@ -29,14 +29,11 @@ from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, Task
 from hyperfl_flwr.data.dataset import Dataset, IntArray
 from hyperfl_flwr.data.sample_format import SampleFormat
+from hyperfl_flwr.data.sources.csv_header import CLIENT, GROUP, LABEL, LABELS, SPLIT, WEIGHT, check_header, is_reserved
 from hyperfl_flwr.data.sources.npz import dataset_of
 from hyperfl_flwr.data.sources.npz_columns import wrong
 
 SUFFIX = ".csv"
-
-LABEL, CLIENT, GROUP, WEIGHT, SPLIT = "label", "client", "group", "sample_weight", "split"
-LABELS = f"{LABEL}:"
-"""Start of the names of several columns of labels or targets, before the name of each."""
 
 LONGEST_NAME = 256
 """Most characters of a client's or group's name: numpy gives all names of a column the width of the longest."""
@@ -44,7 +41,6 @@ LONGEST_NAME = 256
 LONGEST_QUOTE = 60
 """Most characters of a field in an error."""
 
-_RESERVED = (LABEL, CLIENT, GROUP, WEIGHT, SPLIT)
 _SEPARATORS = (";", "\t", ",")
 
 
@@ -73,23 +69,17 @@ def read_table(path: Path) -> Table:
     """Read a CSV file.
 
     Raises:
-        DataError: If it cannot be read, its rows differ in length, a column has no name or is there twice, or a feature
-            is not a finite number.
+        DataError: If it cannot be read, its rows differ in length, `check_header` refuses its header, or a feature is
+            not a finite number.
     """
     rows = _rows(path)
     if len(rows) < 2:
         raise wrong(path, f"must have a header and a row per sample, got {len(rows)} lines", "add them")
     header = [name.strip() for name in rows[0]]
-    named = [name for name in header if name]
-    if len(named) < len(header) or len(set(named)) < len(named):
-        raise wrong(path, f"every column must have a name of its own, got {', '.join(header)}", "rename them")
-    if near := [name for name in header if name.lower() in _RESERVED and name not in _RESERVED]:
-        raise wrong(path, f"the column {near[0]} is neither {near[0].lower()} nor a feature", "rename it")
+    check_header(header, path)
     if short := next((number for number, row in enumerate(rows) if len(row) != len(header)), None):
         raise wrong(path, f"row {short} has {len(rows[short])} fields, the header {len(header)}", "repair it")
-    if LABELS in header:
-        raise wrong(path, f"the column {LABELS} must have the name of a label after the colon", "rename it")
-    reserved = [name for name in header if name in _RESERVED or name.startswith(LABELS)]
+    reserved = [name for name in header if is_reserved(name)]
     features = [number for number, name in enumerate(header) if name not in reserved]
     if not features:
         raise wrong(path, f"must have columns of numbers besides {', '.join(header)}", "add the features")

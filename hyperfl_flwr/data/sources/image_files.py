@@ -55,19 +55,31 @@ def files_below(folder: Path) -> list[Path]:
 def walk(folder: str) -> Iterator[str]:
     """Yield the files below a folder, without hidden ones and in no order.
 
-    It follows links to files, but not to folders, which could form cycles.
+    It follows links, but not those to a folder in which they lie, which would be cycles.
 
     Raises:
         OSError: If a folder cannot be read.
     """
+    return _walk(folder, frozenset(_identity(parent) for parent in Path(folder).resolve().parents))
+
+
+def _walk(folder: str, above: frozenset[tuple[int, int]]) -> Iterator[str]:
+    if (here := _identity(Path(folder))) in above:
+        return
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            if entry.is_dir(follow_symlinks=False):
-                yield from walk(entry.path)
+            if entry.is_dir():
+                yield from _walk(entry.path, above | {here})
             elif entry.is_file():
                 yield entry.path
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    """Return the device and number of a folder, which are the same by whatever path."""
+    state = folder.stat()
+    return state.st_dev, state.st_ino
 
 
 def is_image(path: Path) -> bool:
@@ -135,13 +147,14 @@ def decode(
     for number, path in enumerate(paths):
         with _opened(path) as opened:
             image = windowed(opened, window) if window and opened.mode in _DEEP else opened
+            is_cut = loses_bits(image)  # before its pixels are read
             shape = input_shape or (1 if image.mode in (*_MODES[1], *_DEEP) else 3, image.height, image.width)
             input_shape = shape
             if found is None:
                 found = _allocate(folder, len(paths), shape)
-            pixels = _pixels(image, shape, convert=convert)
+            pixels = None if is_cut else _pixels(image, shape, convert=convert)
             if pixels is None:
-                refused.append(_misfit(path.relative_to(folder), image))
+                refused.append(_misfit(path.relative_to(folder), image, is_cut=is_cut))
             else:
                 found[number] = pixels
     if found is None:
@@ -170,10 +183,19 @@ def windowed(image: Image.Image, window: Window) -> Image.Image:
     return Image.fromarray(np.rint(255 * np.nan_to_num(shares)).astype(np.uint8))
 
 
-def _misfit(name: Path, image: Image.Image) -> Misfit:
+def loses_bits(image: Image.Image) -> bool:
+    """Return whether an image that was opened, but not read, has more bits per channel than Pillow would keep.
+
+    Of 16 bits in colour or with alpha it keeps the upper 8, so that small values all become 0.
+    """
+    return image.mode not in _DEEP and any(";16" in str(tile.args) for tile in getattr(image, "tile", ()))
+
+
+def _misfit(name: Path, image: Image.Image, *, is_cut: bool) -> Misfit:
     size = f"{name}, {image.height}x{image.width}"
     if image.mode not in _DEEP:
-        return Misfit(text=f"{size} with {_CHANNELS.get(image.mode, 'other')} channels (mode {image.mode})")
+        channels = f"{_CHANNELS.get(image.mode, 'other')} channels{' of more than 8 bits' if is_cut else ''}"
+        return Misfit(text=f"{size} with {channels} (mode {image.mode})")
     low, high = image.getextrema()
     return Misfit(text=f"{size} with 1 channel of more than 8 bits (mode {image.mode})", window=f"{low:g}/{high:g}")
 

@@ -29,6 +29,7 @@ from hyperfl_flwr.data.grouped_split import (
     NONE,
     group_names,
     numbered,
+    refuse_lost,
     refuse_shared,
     split_groups,
 )
@@ -232,6 +233,7 @@ def _split(path: Path, whole: Part, seed: int) -> dict[str, Part]:
                 public="its data cannot be divided by groups (data.group-by)",
             )
         train, test = split_groups(whole.labels, whole.groups, TEST_FRACTION, rng)
+        refuse_lost(whole.labels, train, str(path))
     elif np.bincount(whole.labels).max() < 2:
         raise DataError(f"{path} must have a class with 2 or more images, one of them for the test; add images")
     else:

@@ -43,7 +43,7 @@ from hyperfl_flwr.data.dataset import (
     channel_statistics,
     split_train_test,
 )
-from hyperfl_flwr.data.grouped_split import AUTO, NONE, split_groups
+from hyperfl_flwr.data.grouped_split import AUTO, NONE, refuse_lost, split_groups
 from hyperfl_flwr.data.sources.npz_columns import (
     RawArrays,
     class_numbers,
@@ -274,7 +274,10 @@ def _split(whole: Split, path: Path) -> tuple[Split, Split]:
         raise wrong(path, "must have 2 or more groups, one of them for the test, got 1", "add samples of others")
     else:
         train, test = split_groups(strata, whole.groups, TEST_FRACTION, rng)
-        _refuse_one_sided(whole, train, test, path)
+        if whole.clients is not None:
+            _refuse_one_sided(whole.clients, train, test, path)
+        elif whole.targets is None:
+            refuse_lost(strata, train, str(path))
     if len(test) == 0:
         raise wrong(path, "must have a class with 2 or more samples, one of them for the test", "add test data")
     return whole.chosen(train), whole.chosen(test)
@@ -286,12 +289,10 @@ def _how_to_add_test_data(path: Path) -> str:
     )
 
 
-def _refuse_one_sided(whole: Split, train: IntArray, test: IntArray, path: Path) -> None:
+def _refuse_one_sided(clients: IntArray, train: IntArray, test: IntArray, path: Path) -> None:
     """Refuse a division by groups that leaves a client without training or without test samples."""
-    if whole.clients is None:
-        return
     for part, name in ((train, "training"), (test, "test")):
-        if without := np.setdiff1d(whole.clients, whole.clients[part]).size:
+        if without := np.setdiff1d(clients, clients[part]).size:
             raise wrong(
                 path,
                 f"divided by whole groups, {without} clients have no {name} samples",

@@ -110,6 +110,8 @@ def class_numbers(array: npt.NDArray[Any], key: str, count: int, path: Path) -> 
 
 def _how_to_number(array: npt.NDArray[Any], key: str) -> str:
     """Return what to do about labels that are no numbers of classes."""
+    if array.ndim == 2 and array.shape[1] == 1:
+        return f"save {key}[:, 0]"
     if array.ndim == 2:
         return f"if each row marks one class, save {key}.argmax(1); if it marks several, set task={MULTI_LABEL.name}"
     if array.dtype.kind in "US":
