@@ -176,7 +176,7 @@ def _entries(
     unknown: dict[tuple[str, str], str] = {}
     errors: dict[tuple[str, str], float] = {}
     for row, column in itertools.product(study.rows, study.columns):
-        metric, pair = study.metric_of(row, column), (row.name, column.name)
+        metric, unit, pair = study.metric_of(row, column), study.unit_in(column), (row.name, column.name)
         of_runs = [run.summary for run in runs.get((row.run, column.run), ())]
         if metric.replace(REGRESSION.score, "accuracy") in OF_SINGLE_CLIENTS and (row.run, column.run) in secure:
             unknown[pair] = NOT_KNOWN
@@ -186,15 +186,15 @@ def _entries(
             # A mean over the seeds that have reached the target would be too small.
             unknown[pair] = f"{NOT_REACHED} ({late} of {len(of_runs)})"
             of_runs = []
-        found = [_value(metric, row, column, summary) for summary in of_runs]
+        found = [_value(metric, unit, row, column, summary) for summary in of_runs]
         if known := [value for value in found if value is not None]:
             values[pair] = known
         if study.standard_error and len(known) == 1:
             error = runs[row.run, column.run][0].summary.get(f"{metric}_sem")
-            errors[pair] = float("nan") if error is None else in_unit(error, metric)
+            errors[pair] = float("nan") if error is None else in_unit(error, unit)
     best, paper, entries = _best(study, values), study.paper, {}
     for row, column in itertools.product(study.rows, study.columns):
-        pair, metric = (row.name, column.name), study.metric_of(row, column)
+        pair, metric, unit = (row.name, column.name), study.metric_of(row, column), study.unit_in(column)
         of_pair = runs.get((row.run, column.run), ())
         entries[pair] = Entry(
             values=values.get(pair, ()),
@@ -204,7 +204,7 @@ def _entries(
             or ("" if pair in values else unknown.get(pair, "")),
             is_best=pair in best,
             error=errors.get(pair, float("nan")),
-            scores={place: score for run in of_pair for place, score in run.scores(metric).items()},
+            scores={place: score for run in of_pair for place, score in run.scores(metric, unit).items()},
             no_scores=of_pair[0].no_scores(metric) if of_pair else "",
             divisions=[run.division for run in of_pair],
             fewer=fewer_text([run.num_clients(metric) for run in of_pair]),
@@ -227,7 +227,7 @@ def _best(study: Study, values: Mapping[tuple[str, str], Sequence[float]]) -> se
     return best
 
 
-def _value(metric: str, row: Line, column: Line, summary: Mapping[str, Any]) -> float | None:
+def _value(metric: str, unit: str, row: Line, column: Line, summary: Mapping[str, Any]) -> float | None:
     """Return a run's number; None if a line that shows another line's runs needs a number they did not measure.
 
     Raises:
@@ -236,7 +236,7 @@ def _value(metric: str, row: Line, column: Line, summary: Mapping[str, Any]) -> 
     value = summary.get(metric)
     if value is None and (row.run, column.run) == (row.name, column.name):
         raise RunDirectoryError(f"the run of {row.name}, {column.name} has no {metric}")
-    return None if value is None else in_unit(value, metric)
+    return None if value is None else in_unit(value, unit)
 
 
 def _commit(code: Mapping[str, Any]) -> str:

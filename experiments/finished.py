@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments.restored import is_restored
-from experiments.units import unit_of
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import REGRESSION
 from hyperfl_flwr.results.differences import Scores, scores_of
@@ -52,10 +51,10 @@ class Finished:
             is_restored=is_restored(path),
         )
 
-    def scores(self, metric: str) -> Scores:
-        """Return a number of each client that has one, in the metric's unit."""
+    def scores(self, metric: str, unit: str) -> Scores:
+        """Return a number of each client that has one, in a unit."""
         found = scores_of(self.summary, metric, self.seed, self.data_seed)
-        return {place: in_unit(value, metric) for place, value in found.items()}
+        return {place: in_unit(value, unit) for place, value in found.items()}
 
     def num_clients(self, metric: str) -> tuple[int, int] | None:
         """Return over how many clients a mean score is, and of how many; None for other numbers."""
@@ -85,6 +84,6 @@ def fewer_text(counts: Sequence[tuple[int, int] | None]) -> str:
     return " and ".join(dict.fromkeys(f"{some} of {of}" for some, of in known))
 
 
-def in_unit(value: float, metric: str) -> float:
-    """Return a number of summary.json in the unit in which it is shown, see `unit_of`."""
-    return float(value) * (100 if unit_of(metric) == "%" else 1)
+def in_unit(value: float, unit: str) -> float:
+    """Return a number of summary.json in the unit in which it is shown: `%` multiplies by 100."""
+    return float(value) * (100 if unit == "%" else 1)

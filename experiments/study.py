@@ -121,6 +121,10 @@ class Study:
         """Return the name of the number of summary.json that a row shows in a column."""
         return (column.metric or self.metric).replace("{way}", row.way)
 
+    def unit_in(self, column: Line) -> str:
+        """Return the unit of the numbers in a column: `unit`, or that of the column's own number."""
+        return unit_of(column.metric) if column.metric else self.unit
+
     @property
     def paper(self) -> dict[tuple[str, str], Expected]:
         """The numbers to compare the study's shown numbers with, by (row, column)."""

@@ -94,7 +94,7 @@ def comma_separated(collected: Collected, pairing: Pairing | None = None) -> str
     study = collected.study
     for row, column in itertools.product(study.rows, study.columns):
         metric = study.metric_of(row, column)
-        place = [row.name, column.name, metric, _unit(unit_of(metric) if column.metric else study.unit, pairing)]
+        place = [row.name, column.name, metric, _unit(study.unit_in(column), pairing)]
         if pairing:
             writer.writerow([*place, *_paired_fields(pairing, row.name, column.name)])
         else:
@@ -207,7 +207,7 @@ def _spread(study: Study) -> str:
 
 def _headings(collected: Collected, pairing: Pairing | None) -> list[str]:
     study = collected.study
-    own = {column.name: _unit(unit_of(column.metric), pairing) if column.metric else "" for column in study.columns}
+    own = {column.name: _unit(study.unit_in(column), pairing) if column.metric else "" for column in study.columns}
     return [
         study.heading(column, quick=collected.study_manifest.quick)
         + (f" ({unit})" if (unit := own[column.name]) else "")
@@ -230,7 +230,7 @@ def _is_shown(collected: Collected, row: str) -> bool:
 
 def _cells(collected: Collected, row: str, pairing: Pairing | None) -> list[str]:
     study = collected.study
-    units = {column.name: unit_of(column.metric) if column.metric else study.unit for column in study.columns}
+    units = {column.name: study.unit_in(column) for column in study.columns}
     if pairing:
         return [_paired_cell(pairing, row, column, unit) for column, unit in units.items()]
     entries = {column: collected.entries[row, column] for column in units}

@@ -26,7 +26,8 @@ def division_of(settings: Mapping[str, Scalar], manifest: Mapping[str, Any]) -> 
     if settings["early-stopping"] or settings["keep"] == "best":
         # Validation data that decide about rounds do not replace the test data.
         chosen["data.validation-fraction"] = 0.0
-    named = {key: settings[key] for key in ("dataset", "num-clients")}
+    # The samples of the trained clients depend on how many novel ones get some, too.
+    named = {key: settings[key] for key in ("dataset", "num-clients", "novel.clients")}
     return {**named, **chosen, "the data's description in manifest.json": manifest.get("data", NOT_KNOWN)}
 
 

@@ -86,6 +86,7 @@ def test_clients_of_other_data_are_not_paired(federate: Federate) -> None:
         ({"data.seed": 1}, False),
         ({"data.dirichlet-alpha": 0.9}, False),
         ({"num-clients": 4}, False),
+        ({"novel.clients": 1}, False),
         ({"data.validation-fraction": 0.2}, False),
         ({"data.validation-fraction": 0.2, "early-stopping": 9}, True),
     ):

@@ -190,6 +190,22 @@ def test_means_that_differ_by_rounding_are_equal() -> None:
     assert (found.clients, found.better, found.worse) == (2, 1, 0)
 
 
+def test_numbers_are_in_the_unit_that_the_study_gives(finished: Path) -> None:
+    """With `%` they are multiplied by 100, whatever they are; with another unit they are as in summary.json."""
+    f1 = [json.loads(path.read_text())["test_macro_f1"] for path in finished.glob(f"fedavg/{COLUMN}/*/summary.json")]
+    for metric, unit, factor in (("test_macro_f1", "%", 100), ("test_macro_f1", "", 1), ("test_accuracy", "1", 1)):
+        text = f'metric = "{metric}"\nunit = "{unit}"\n{TEXT}'
+        found = collected(parse_study(text, Path("two.toml")), finished)
+        own = np.mean(f1) if metric == "test_macro_f1" else scores(finished, "fedavg").mean() / 100
+        entry = found.entries["fedavg", COLUMN]
+        assert entry.mean == pytest.approx(factor * own)
+        (line,) = [each for each in csv.DictReader(comma_separated(found).splitlines()) if each["row"] == "fedavg"]
+        assert (line["unit"], float(line["mean"])) == (unit, pytest.approx(factor * own, rel=1e-4))
+    ours = collected(parse_study(f'metric = "test_accuracy"\nunit = "1"\n{TEXT}', Path("two.toml")), finished)
+    low, high = ours.entries["fedavg", COLUMN].interval or (0, 0)
+    assert (low + high) / 2 == pytest.approx(scores(finished, "fedavg").mean() / 100)
+
+
 def test_a_table_of_rows_has_intervals(study: Study, finished: Path) -> None:
     """They are over the clients, of which each has its mean over the seeds; the deviation is over the seeds."""
     page = markdown(collected(study, finished))
