@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from scipy.optimize import isotonic_regression
 
 from experiments.figures.results import mean_of, new_figure, save_with_numbers, summaries_of
 from experiments.runner import StudyManifest
@@ -16,6 +18,9 @@ NUMBERS = ("test_accuracy", "test_accuracy_aggregate")
 """Numbers of summary.json that are drawn, each in a line of panels."""
 
 MB = 1e6
+
+LABEL_HEIGHT = 0.045
+"""Least distance between the numbers of two points, as a share of a panel's height."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +63,7 @@ def draw_accuracy_bytes(study: Study, study_manifest: StudyManifest, cells: Sequ
     for which, (number, across) in enumerate(zip(NUMBERS, panels, strict=True)):
         across[0].set_ylabel(number.replace("_", " "))
         for panel, column in zip(across, columns, strict=True):
-            _draw_panel(panel, [
+            draw_panel(panel, [
                 (position, point.bytes, accuracy)
                 for position, row in enumerate(rows, start=1)
                 if (point := found.get((row.name, column.name))) and (accuracy := point.accuracies[which]) is not None
@@ -86,15 +91,41 @@ def _points(cells: Sequence[Cell], folder: Path) -> dict[tuple[str, str], Point]
     }
 
 
-def _draw_panel(panel: Axes, points: Sequence[tuple[int, float, float]]) -> None:
+def draw_panel(panel: Axes, points: Sequence[tuple[int, float, float]]) -> None:
     """Draw points of a row's number, bytes and accuracy, each with its number."""
-    # Most methods send the same bytes: by accuracy, their numbers stand left and right in turn.
-    for order, (number, sent, accuracy) in enumerate(sorted(points, key=lambda point: point[2])):
+    for _, sent, accuracy in points:
         panel.plot(sent / MB, accuracy, "o", color="0", markersize=4)
-        panel.annotate(str(number), (sent / MB, accuracy), xytext=(-5 if order % 2 else 5, 0), va="center",
-                       ha="right" if order % 2 else "left", textcoords="offset points", fontsize="x-small")  # fmt: skip
     # Linear up to the bytes of the smallest message, so that methods that send nothing have a place.
     smallest = min((sent for _, sent, _ in points if sent), default=MB) / MB
     panel.set_xscale("symlog", linthresh=smallest)
     panel.margins(0.08)
     panel.grid(alpha=0.3)
+    # Most methods send about the same bytes: by accuracy, their numbers stand left and right in turn.
+    for near in _neighbours(points):
+        for side in (0, 1):
+            _write_numbers(panel, near[side::2], is_left=side == 1)
+
+
+def _neighbours(points: Sequence[tuple[int, float, float]]) -> list[list[tuple[int, float, float]]]:
+    """Return the points in groups with about the same bytes, by accuracy."""
+    found: list[list[tuple[int, float, float]]] = []
+    for point in sorted(points, key=lambda point: point[1]):
+        if not found or point[1] > 1.5 * found[-1][0][1]:
+            found.append([])
+        found[-1].append(point)
+    return [sorted(group, key=lambda point: point[2]) for group in found]
+
+
+def _write_numbers(panel: Axes, points: Sequence[tuple[int, float, float]], *, is_left: bool) -> None:
+    """Write the numbers of points beside them, so far apart that they can be read, with lines to their points."""
+    if not points:
+        return
+    low, high = panel.get_ylim()
+    steps = LABEL_HEIGHT * np.arange(len(points))
+    heights = np.array([(accuracy - low) / (high - low) for *_, accuracy in points])
+    places = isotonic_regression(heights - steps).x + steps
+    for (number, sent, accuracy), place in zip(points, places, strict=True):
+        panel.annotate(str(number), (sent / MB, accuracy), xytext=(-14 if is_left else 14, place), va="center",
+                       ha="right" if is_left else "left", textcoords=("offset points", "axes fraction"),
+                       fontsize="x-small", arrowprops={"arrowstyle": "-", "color": "0.6", "linewidth": 0.5,
+                                                       "shrinkA": 0, "shrinkB": 3})  # fmt: skip

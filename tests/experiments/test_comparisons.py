@@ -10,8 +10,9 @@ import pytest
 
 from experiments.collect import collect
 from experiments.figures import attackers
+from experiments.figures.accuracy_bytes import LABEL_HEIGHT, draw_panel
 from experiments.figures.curves import draw
-from experiments.figures.results import save_with_numbers
+from experiments.figures.results import new_figure, save_with_numbers
 from experiments.records import find_records, read_records, restore
 from experiments.runner import StudyManifest
 from experiments.study import load_study
@@ -52,6 +53,22 @@ def test_accuracies_are_drawn_against_the_bytes_of_both_ways(quick_study, tmp_pa
     assert points["fedper"]["test_accuracy_aggregate"] == ""
     assert float(points["fedavg"]["test_accuracy_aggregate"]) > 0
     assert float(points["fedper"]["bytes"]) < float(points["fedavg"]["bytes"])
+
+
+def test_numbers_of_points_do_not_cover_each_other():
+    """Of methods with the same bytes and accuracies, those on one side are a line apart, in the order of the points."""
+    panel = new_figure(8, 4).subplots()
+    points = [(number, 1e6, 0.9 + 1e-4 * number) for number in range(1, 13)] + [(13, 0.0, 0.5), (14, 4e6, 0.9)]
+    draw_panel(panel, points)
+    texts = {int(text.get_text()): text for text in panel.texts}
+    assert sorted(texts) == [number for number, *_ in points]
+    for side in (1, 2):
+        numbers = range(side, 13, 2)
+        assert len({texts[number].get_ha() for number in numbers}) == 1
+        heights = [texts[number].xyann[1] for number in numbers]
+        assert min(after - before for before, after in itertools.pairwise(heights)) >= LABEL_HEIGHT - 1e-9
+    low, high = panel.get_ylim()
+    assert texts[13].xyann[1] == pytest.approx((0.5 - low) / (high - low))
 
 
 def test_what_attackers_find_is_drawn_against_the_accuracy_without_an_attack(tmp_path):
