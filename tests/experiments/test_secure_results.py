@@ -28,8 +28,8 @@ from hyperfl_flwr.runs.run_directory import RunDirectory, read_manifest, read_me
 from hyperfl_flwr.runs.summary import NOT_KNOWN, summarise
 
 SECURE: Settings = {"secagg.enabled": True, "data.train-samples": 20}
-TEN: Settings = SECURE | {"num_clients": 10}
-"""Settings of a run of enough clients for standard deviations."""
+TEN: Settings = SECURE | {"num_clients": 10, "data.test-samples": 10}
+"""Settings of a run of enough clients for standard deviations, with few test samples, so that they are not small."""
 
 
 def trainings(run: Path) -> list[dict[str, float]]:

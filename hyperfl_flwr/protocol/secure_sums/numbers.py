@@ -14,7 +14,14 @@ An accuracy is a fraction of a small, often known, number of samples. The exact 
 decomposition, so it would tell each client's accuracy."""
 
 SQUARE_BITS = 8
-"""Squares of metrics are summed in units of 2^-8."""
+"""Squares of metrics are summed in units of 2^-8.
+
+Finer ones would show smaller deviations, and single clients: each square is rounded by itself, so that what is cut off
+depends on the value as a hash does. With 2^-12 the accuracy of a client with 20 test samples was known in a fifth of
+simulated sums of ten clients with test sets of different sizes and accuracies near 0.95, with 2^-8 in none."""
+
+LEAST_VARIANCE = 2.0 ** -(SQUARE_BITS + 1)
+"""Largest error of a mean square: a variance below it cannot be told from 0."""
 
 SQUARES_FROM = 10
 """Least number of clients in a step for which squares of metrics are summed: with fewer, both sums tell too much."""
@@ -33,7 +40,8 @@ class Tally:
         examples: Their training samples, each at most `max_examples`; 0 in an evaluation.
         saturated: Number of elements of their arrays that were saturated.
         means: Mean of each metric over the clients.
-        stds: Standard deviation of each metric; empty for a step of few clients.
+        stds: Standard deviation of the metrics, without those below sqrt(`LEAST_VARIANCE`), 0.044, which are not known;
+            empty for a step of few clients.
     """
 
     nodes: int
@@ -95,10 +103,12 @@ class NumbersEncoding:
             raise ValueError("the counts of the opened sum are impossible")
         count = len(self.metrics)
         means = {name: value / 2**METRIC_BITS / clients for name, value in zip(self.metrics, sums[:count], strict=True)}
-        stds = {}
-        if self.with_squares:
-            for name, square in zip(self.metrics, sums[count:], strict=True):
-                stds[name] = math.sqrt(max(0.0, square / 2**SQUARE_BITS / clients - means[name] ** 2))
+        squares = sums[count:] if self.with_squares else [0] * count
+        variances = {
+            name: square / 2**SQUARE_BITS / clients - means[name] ** 2
+            for name, square in zip(self.metrics, squares, strict=True)
+        }
+        stds = {name: math.sqrt(value) for name, value in variances.items() if value >= LEAST_VARIANCE}
         return Tally(nodes=nodes, clients=clients, examples=examples, saturated=saturated, means=means, stds=stds)
 
 
