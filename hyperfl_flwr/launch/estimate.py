@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from clients.engine.context import client_setting
 from hyperfl_flwr.app.data_properties import data_properties
 from hyperfl_flwr.app.methods import client_of, new_strategy
 from hyperfl_flwr.app.resolved import resolution, resolution_text, resolved
+from hyperfl_flwr.app.robust_reductions import asked_nodes
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.arithmetic import set_arithmetic
 from hyperfl_flwr.core.device import resolve_device
@@ -21,7 +22,8 @@ from hyperfl_flwr.launch.plans import IN_PROCESS, RAY, SimulationPlan
 from hyperfl_flwr.launch.sizing import WIRE_BYTES_PER_SECOND
 from hyperfl_flwr.metrics.memory import peak_memory
 from hyperfl_flwr.node.private_state import PrivateState
-from hyperfl_flwr.protocol.arrays import num_bytes, select
+from hyperfl_flwr.protocol.arrays import num_bytes, num_elements, select
+from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.protocol.packing import unpack_arrays
 from hyperfl_flwr.protocol.secure_sums.field import ELEMENT_BYTES
@@ -35,6 +37,12 @@ STARTUP_SECONDS = 12.0
 
 MASKED_BYTES = 4
 """Bytes of a masked parameter."""
+
+SUM_BYTES = 8
+"""Bytes of a parameter's sum over several clients of a node, a float64 (`hyperfl_flwr.node.array_sums`)."""
+
+DRAWN_ROUNDS = 10
+"""Largest number of rounds whose clients are drawn for an estimate."""
 
 SERVER_COPIES = 8
 """Copies of the shared parameters that the server and Flower hold with two nodes, see docs/results/performance.md;
@@ -117,12 +125,14 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
     # A fixed number of steps takes the same time whatever the number of epochs.
     per_epoch = 0.0 if client.epochs().steps else max(0.0, seconds[2] - seconds[1])
     client_seconds = seconds[1] + (config.local_epochs - 1) * per_epoch
-    trained = max(1, round(config.fraction_train * config.num_clients))
     busy = 1 if planned.engine == IN_PROCESS else min(max(1, num_cores // planned.threads), num_nodes)
-    hosts = min(num_nodes, trained)
-    wire = (shared + num_bytes(summed)) * hosts + (of_one + answered) * trained
+    asked = Asked.of(config, num_nodes, strategy.sampled)
+    sums = round(SUM_BYTES * num_elements(summed) * asked.several)
+    arrays_of_one = num_bytes(summed) * (asked.nodes - asked.several)
+    wire = round(shared * asked.nodes + arrays_of_one + (of_one + answered) * asked.clients) + sums
+    hosts = asked_nodes(config, num_nodes)
     if config.secagg.enabled:
-        wire = shared * hosts + _masked_bytes(sum(value.size for value in summed.values()), hosts)
+        wire = shared * hosts + _masked_bytes(num_elements(summed), hosts)
     return Estimate(
         resolved=resolution(given, federation, num_nodes=num_nodes, min_nodes=num_nodes),
         bytes_down_per_client_round=shared + of_one,
@@ -133,6 +143,7 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
         + (SERVER_COPIES + num_nodes - 1) * shared
         + (of_one + answered) * config.num_clients
         + (num_bytes(summed) * hosts if config.robust.is_robust or config.adversary.forges else 0)
+        + (sums if config.adversary.forges else 0)  # forging keeps the nodes' replies besides their means
         + busy * peak_memory(),
         seconds=(STARTUP_SECONDS if planned.engine == RAY else 0.0)
         + config.num_rounds * wire / WIRE_BYTES_PER_SECOND
@@ -140,6 +151,39 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
         + busy_seconds(config, busy, client_seconds, evaluation_seconds),
         client_seconds=client_seconds,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """How many clients and nodes a round asks: means over the drawn rounds.
+
+    Attributes:
+        clients: Number of clients that are trained.
+        nodes: Number of nodes that train one or more of them.
+        several: Number of these nodes that train more than one, and so send sums.
+    """
+
+    clients: float
+    nodes: float
+    several: float
+
+    @classmethod
+    def of(cls, config: RunConfig, num_nodes: int, sampled: Callable[[int], Sequence[int]]) -> "Asked":
+        """Draw the clients of the first rounds; the last round, which may train all, counts only if it is the first.
+
+        Args:
+            config: The run's settings.
+            num_nodes: Number P of nodes.
+            sampled: Returns the clients of a round.
+        """
+        hosted = [clients_of_node(number, num_nodes, config.num_clients) for number in range(num_nodes)]
+        drawn = [set(sampled(number)) for number in range(1, max(2, min(config.num_rounds, DRAWN_ROUNDS + 1)))]
+        counts = [sum(client in chosen for client in mine) for chosen in drawn for mine in hosted]
+        return cls(
+            clients=sum(counts) / len(drawn),
+            nodes=sum(count > 0 for count in counts) / len(drawn),
+            several=sum(count > 1 for count in counts) / len(drawn),
+        )
 
 
 def busy_seconds(config: RunConfig, busy: int, client_seconds: float, evaluation_seconds: float) -> float:
