@@ -44,6 +44,11 @@ State = Literal["personalized", "aggregate"]
 _LINES = {"personalized": "client", "aggregate": "client-aggregate"}
 """Kind of line in metrics.jsonl about a client's model, by state."""
 
+_ROUNDED = (
+    "the run computed in bfloat16 (precision = bf16), the exported model computes in float32: its accuracy can differ "
+    "slightly from the recorded one"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
@@ -177,20 +182,13 @@ def restored_client(found: Restored, client: int) -> BaseClient:
     )  # fmt: skip
     return client_of(found.config.method)(
         ClientContext(
-            config=found.config.of_client(client),
-            client=client,
-            data=data,
-            device=torch.device("cpu"),
+            config=found.config.of_client(client), client=client, data=data, device=torch.device("cpu"),
             state=PrivateState(found.run / "clients", found.experiment, client),
             mixing_key=seed_for(found.config.seed, "mixing").to_bytes(8, "big"),  # the key of a simulation
-            mean=found.recipe.mean,
-            std=found.recipe.std,
-            round=found.round,
-            classes=found.recipe.classes,
-            target_mean=found.recipe.target_mean,
-            target_std=found.recipe.target_std,
+            mean=found.recipe.mean, std=found.recipe.std, round=found.round, classes=found.recipe.classes,
+            target_mean=found.recipe.target_mean, target_std=found.recipe.target_std,
         )
-    )
+    )  # fmt: skip
 
 
 def _private(member: BaseClient, version: int) -> Mapping[str, Tensor]:
@@ -210,7 +208,7 @@ def _exported(
         dataset=found.data.title,
         experiment=found.experiment,
         score=None if client is None else _recorded(found, client, state, server_round),
-        notes=found.notes,
+        notes=(*found.notes, *([_ROUNDED] if found.config.precision == "bf16" else [])),
     )
 
 

@@ -1,6 +1,7 @@
 """Exported models have the accuracy that the run recorded."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +14,13 @@ from federations import small_settings, trained
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from hyperfl_flwr import ROOT
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunDirectoryError, StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import load_federated_data
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS
+from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
 from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.evaluation import evaluate
@@ -180,3 +182,20 @@ def test_what_is_not_there_is_said(kind: str, run: Path, tmp_path: Path) -> None
             model_of_run(copy, 0)
     else:
         assert model_of_run(copy, 0).score is None
+
+
+def test_the_page_names_the_methods_that_store_the_own_model() -> None:
+    page = (ROOT / "docs" / "how-to" / "export.md").read_text()
+    (listed,) = re.findall(r"in a simulation's run folder with (`.*?), and with `keep = best`", page, re.DOTALL)
+    assert re.findall("`(.*?)`", listed) == sorted({str(KINDS[kind]["method"]) for kind in STORED})
+
+
+def test_a_model_of_a_run_in_bfloat16_has_a_note(federate: Federate) -> None:
+    """Its accuracy was measured in another precision than that of the exported model."""
+    notes = {
+        name: model_of_run(federate("hyperfl", 1, num_rounds=1, num_clients=2, precision=name), 0).notes
+        for name in ("fp32", "tf32", "bf16")
+    }
+    assert notes["fp32"] == notes["tf32"] == ()
+    (note,) = notes["bf16"]
+    assert "computed in bfloat16 (precision = bf16), the exported model computes in float32" in note
