@@ -100,7 +100,7 @@ class Run:
             The file.
 
         Raises:
-            RunDirectoryError: If the run has no finished round.
+            RunDirectoryError: If the run has no finished round, or the file cannot be written.
         """
         from hyperfl_flwr.results.report import write_report
 

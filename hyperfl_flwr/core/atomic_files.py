@@ -30,11 +30,8 @@ def replacement(path: Path, mode: int, *, owner: os.stat_result | None = None) -
     Raises:
         OSError: If it cannot be written, with its name.
     """
-    try:
+    with _named(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        error.filename = str(path)  # the message must name the user's file, not the temporary one
-        raise
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -46,13 +43,26 @@ def replacement(path: Path, mode: int, *, owner: os.stat_result | None = None) -
                 # File systems and containers may refuse it; the file is then root's, which is better than none.
                 with contextlib.suppress(OSError):
                     os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
-        temporary.chmod(mode)
-        temporary.replace(path)
+        with _named(path):
+            temporary.chmod(mode)
+            temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     # The rename itself is durable only after the folder is synced.
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Let an error name the user's file, and not the temporary one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:  # an error of the system, which shows its files
+            error.filename = str(path)
+            del error.filename2  # None would be shown
+        raise
 
 
 def owner_of(path: Path) -> os.stat_result:

@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from hyperfl_flwr.core.atomic_files import write_atomically
+from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import Task
@@ -69,8 +70,15 @@ def write_page(file: Path, template: str, *, mode: int = 0o644, **content: objec
         template: File name of the template.
         mode: Permissions of the file.
         **content: Variables of the template. All texts are escaped, also those of this project.
+
+    Raises:
+        RunDirectoryError: If the file cannot be written.
     """
-    write_atomically(file, page(template, **content).encode(), mode=mode)
+    text = page(template, **content)
+    try:
+        write_atomically(file, text.encode(), mode=mode)
+    except OSError as error:
+        raise RunDirectoryError(f"{file} cannot be written: {error.strerror}; choose another output") from None
 
 
 def page(template: str, **content: object) -> str:

@@ -81,7 +81,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         The file.
 
     Raises:
-        RunDirectoryError: If the folder is not a run's, or no round was recorded.
+        RunDirectoryError: If the folder is not a run's, no round was recorded, or the file cannot be written.
     """
     manifest = read_manifest(path)
     try:

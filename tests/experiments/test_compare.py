@@ -171,6 +171,8 @@ def test_the_command_and_the_page(federate: Federate, tmp_path: Path, call: Call
     assert page.headings[:3] == ["local and hyperfl and fedavg", "Did federation help?", "Result"]
     assert all(f"<li>{answer}</li>" in file.read_text() for answer in found.answers)
     assert len(page.figures) == 2
+    code, _, problem = call("compare", *runs, "--output", tmp_path)
+    assert (code, problem) == (2, f"error: {tmp_path} cannot be written: Is a directory; choose another output\n")
     assert "<script" not in file.read_text()
     code, text, _ = call("compare", *runs, "--json")
     assert json.loads(text) == json.loads(json.dumps(found.entry()))

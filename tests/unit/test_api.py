@@ -140,6 +140,13 @@ def test_a_runs_files(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert page.read_text().startswith("<!doctype html>")
 
 
+def test_a_report_that_cannot_be_written_is_an_error_of_this_project(finished: Path, tmp_path: Path) -> None:
+    for path, reason in ((tmp_path / "nodir" / "x.html", "No such file or directory"), (tmp_path, "Is a directory")):
+        expected = f"^{path} cannot be written: {reason}; choose another output$"
+        with pytest.raises(RunDirectoryError, match=expected):
+            hyperfl.Run(finished).report(path)
+
+
 def test_a_run_that_has_not_ended_has_no_summary(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_bytes((finished / "manifest.json").read_bytes())
     run = hyperfl.Run(tmp_path)

@@ -86,6 +86,16 @@ def test_modes_do_not_depend_on_the_umask_or_on_the_old_file(tmp_path: Path, mod
         os.umask(old)
 
 
+def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path: Path) -> None:
+    """Neither where the folder is missing, nor where the file is a folder; nothing is left."""
+    (folder := tmp_path / "folder").mkdir()
+    for path in (tmp_path / "gone" / "x", folder):
+        with pytest.raises(OSError, match=rf"^\[Errno \d+\] [\w ]+: '{path}'$") as caught:
+            write_atomically(path, b"x")
+        assert caught.value.filename == str(path)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
 @needs_root
 def test_root_keeps_a_file_s_owner_where_that_is_wanted(tmp_path: Path) -> None:
     """A new file goes to the folder's owner, and a link is replaced as it is; nothing else changes its owner."""
