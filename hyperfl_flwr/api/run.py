@@ -158,7 +158,7 @@ class Run:
         """Predict the classes of samples with a client's model, or with the global one.
 
         Args:
-            data: A folder of images, or an `.npz` file.
+            data: A folder of images, an `.npz` or a CSV file; the prefixes `folder:`, `npz:` and `csv:` are optional.
             client: As for `export`.
             state: As for `export`.
             data_root: As for `export`.
@@ -174,6 +174,7 @@ class Run:
             HyperFLError: As for `export`, or if the device is missing.
         """
         from hyperfl_flwr.core.device import resolve_device
+        from hyperfl_flwr.data.sample_format import samples_path
         from hyperfl_flwr.metrics.predictions import predict
         from hyperfl_flwr.results.training_samples import training_digests
 
@@ -182,7 +183,7 @@ class Run:
         return predict(
             model.tensors,
             model.recipe,
-            absolute(data),
+            samples_path(str(data)),
             resolve_device(device),
             convert=convert,
             trained_on=training_digests(self.folder, changes),

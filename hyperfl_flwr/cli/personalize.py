@@ -23,7 +23,11 @@ personal = typer.Typer()
 def run_personalize(
     run_directory: Annotated[Path, typer.Argument(help="Folder of an it-pfl run, finished or with a checkpoint.")],
     data: Annotated[
-        Path | None, typer.Option(help="Folder of images, an .npz or a .csv file; labels are not read.")
+        str | None,
+        typer.Option(
+            help="Folder of images, an .npz or a .csv file; the prefixes folder:, npz: and csv: are optional, and "
+            "labels are not read."
+        ),
     ] = None,
     deployment: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Create models for the novel clients on this deployment's nodes.")
@@ -56,12 +60,14 @@ def run_personalize(
         )
     from clients.novel.on_demand import PREDICTIONS, NovelOwner
     from hyperfl_flwr.core.device import resolve_device
+    from hyperfl_flwr.data.sample_format import samples_path
     from hyperfl_flwr.models.standalone import PARAMETERS, SCRIPT
     from hyperfl_flwr.results.personalize import personalize
     from hyperfl_flwr.runs.run_directory import new_run_name
 
-    folder = (output or Path("runs") / new_run_name("personalized", data.stem, 0)).absolute()
-    owner = NovelOwner(data=data.absolute(), output=folder, epsilon=epsilon, delta=delta, device=resolve_device(device))
+    samples = samples_path(data)
+    folder = (output or Path("runs") / new_run_name("personalized", samples.stem, 0)).absolute()
+    owner = NovelOwner(data=samples, output=folder, epsilon=epsilon, delta=delta, device=resolve_device(device))
     changes: dict[str, Scalar] = {} if data_root is None else {"data-root": str(data_root.absolute())}
     done = personalize(run_directory.absolute(), owner, changes)
     for note in done.notes:

@@ -52,6 +52,7 @@ def run_predict(
     """Predict samples; prints the accuracy, or R², if labels are known, and the CSV file's path."""
     from hyperfl_flwr.core.atomic_files import write_atomically
     from hyperfl_flwr.core.device import resolve_device
+    from hyperfl_flwr.data.sample_format import samples_path
     from hyperfl_flwr.metrics.predictions import predict
     from hyperfl_flwr.models.provenance import use_weights
     from hyperfl_flwr.models.standalone import read_model
@@ -69,8 +70,8 @@ def run_predict(
         err.print(str(found), markup=False)
     if weights is not None:
         use_weights(str(changes_of(None, weights)["lpm.weights"]))
-    samples = Path(data.removeprefix("npz:").removeprefix("csv:").removeprefix("folder:")).expanduser().absolute()
-    found_classes = predict(tensors, recipe, samples, resolve_device(device), convert=convert, trained_on=trained_on)
+    place = resolve_device(device)
+    found_classes = predict(tensors, recipe, samples_path(data), place, convert=convert, trained_on=trained_on)
     for note in found_classes.notes:
         err.print(f"note: {note}", markup=False)
     try:

@@ -76,6 +76,11 @@ def local_data_path(name: str) -> Path:
     return expanded(name.partition(":")[2])
 
 
+def samples_path(given: str) -> Path:
+    """Return the absolute path of samples that a command is given, with or without a prefix of custom data."""
+    return (local_data_path(given) if is_local_data(given) else expanded(given)).absolute()
+
+
 def from_here(name: str, *, has_data_root: bool) -> str:
     """Return the name of a data set as a command in the working directory means it.
 

@@ -173,6 +173,8 @@ def test_a_clients_model_and_its_predictions(finished: Path, tmp_path: Path) -> 
     for model in (own, aggregate):
         predicted = run.predict(tmp_path / "test.npz", 3, state=model.state, device="cpu")
         assert predicted.score == pytest.approx(model.score, abs=1e-6)
+    named = run.predict(f"npz:{tmp_path / 'test.npz'}", 3, device="cpu")
+    assert named.score == pytest.approx(own.score, abs=1e-6)
     with pytest.raises(RunDirectoryError, match="choose another output"):
         run.export(3, tmp_path / "mine" / "model.safetensors")
     with pytest.raises(ConfigError, match="state must be personalized or aggregate, got 'best'"):

@@ -74,6 +74,15 @@ def test_noise_is_named_and_the_numbers_are_not_printed(runs: Path, data: Path, 
     assert "no noise" not in err
 
 
+def test_the_data_may_have_a_prefix(runs: Path, data: Path, call: Call) -> None:
+    """As for `hyperfl predict`; a path that does not exist is named without it."""
+    for number, named in enumerate((f"npz:{data / 'labelled.npz'}", f"folder:{data / 'digits'}")):
+        code, _, err = call("personalize", runs / "mean", "--data", named, "--output", f"{number}")
+        assert code == 0, err
+    code, _, err = call("personalize", runs / "mean", "--data", f"csv:{data / 'gone.csv'}", "--output", "mine")
+    assert (code, err.startswith(f"error: {data / 'gone.csv'}")) == (2, True)
+
+
 def test_one_sample_is_noted_and_refused_with_noise(runs: Path, data: Path, call: Call) -> None:
     words = ("personalize", runs / "mean", "--data", data / "one", "--output")
     code, _, err = call(*words, "a")
