@@ -36,6 +36,11 @@ def in_percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
+def in_mb(value: float) -> str:
+    """Format bytes in units of 10^6 with two digits after the point."""
+    return f"{value / 1e6:.2f}"
+
+
 def one_digit(value: float) -> str:
     """Format a number with a digit after the point."""
     return f"{value:.1f}"

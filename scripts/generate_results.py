@@ -18,7 +18,17 @@ from benchmarks.records import read_record  # noqa: E402 - after the path
 from benchmarks.sections import SECTIONS  # noqa: E402
 from benchmarks.tables import target_table  # noqa: E402
 from experiments.matrix import WHAT_TO_CHOOSE, Matrix  # noqa: E402
-from experiments.page_tables import Figure, GridTable, Table, in_percent, one_digit, short, three_digits, two_digits  # noqa: E402
+from experiments.page_tables import (  # noqa: E402
+    Figure,
+    GridTable,
+    Table,
+    in_mb,
+    in_percent,
+    one_digit,
+    short,
+    three_digits,
+    two_digits,
+)
 from scripts.computed_tables import Convergence, DualCosts, Thresholds  # noqa: E402
 
 
@@ -120,6 +130,14 @@ LOSS_THRESHOLD = {heading: (f"interval:{who}_loss_auc", three_digits) for headin
 
 GLOBAL = {"last global model": ("global_test_accuracy_aggregate", in_percent)}
 
+PERSONALIZED = {
+    "personalized": ("test_accuracy", in_percent),
+    "worst tenth": ("test_accuracy_worst_decile", in_percent),
+    "aggregate": ("test_accuracy_aggregate", in_percent),
+    "MB up": ("bytes_up_per_client_round", in_mb),
+    "MB down": ("bytes_down_per_client_round", in_mb),
+}
+
 SECONDS = {"seconds per round": ("seconds_per_round", one_digit)}
 
 ELSEWHERE = ("quickstart", "noisy-steps", "secure-sums")
@@ -139,6 +157,11 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
             second="test_accuracy_aggregate",
         ),
         "quickstart": Measured(section="quickstart"),
+    },
+    "results/personalized.md": {
+        "personalized-fashion-mnist": Table(
+            records="personalized", column="fashion-mnist", numbers=PERSONALIZED, against="fedavg"
+        ),
     },
     "methods/fedgen.md": {
         f"fedgen-mnist-{column}": Table(
@@ -233,6 +256,7 @@ FIGURES: Mapping[str, Figure] = {
     ),
     "accuracy-bytes.png": Figure(records="what-to-choose", kind="accuracy-bytes", columns=("accuracy",)),
     "leakage-accuracy.png": Figure(records="what-to-choose", kind="leakage-accuracy"),
+    "personalized-bytes.png": Figure(records="personalized", kind="accuracy-bytes", columns=("fashion-mnist",)),
     "membership.png": Figure(records="membership", kind="membership"),
     "property.png": Figure(records="property", kind="property"),
 }
