@@ -27,12 +27,12 @@ from torch import Tensor, nn
 
 from clients.engine.node_checks import REFUSED
 from hyperfl_flwr.core.atomic_files import write_atomically
-from hyperfl_flwr.core.errors import ConfigError, DataError, RefusalError
+from hyperfl_flwr.core.errors import ConfigError, DataError, RefusalError, RunDirectoryError
 from hyperfl_flwr.data.sample_format import window_of
 from hyperfl_flwr.data.unlabelled import Unlabelled, read_unlabelled
 from hyperfl_flwr.metrics.predictions import batches
 from hyperfl_flwr.models.model_spec import Recipe
-from hyperfl_flwr.models.standalone import write_model
+from hyperfl_flwr.models.standalone import FACTS, PARAMETERS, SCRIPT, STEM, source_folder, write_model
 from hyperfl_flwr.privacy.budget import FILE, PrivacyBudget
 from hyperfl_flwr.privacy.private_mean import descriptor_release, from_pooled, private_pooled, refuse_maximum
 from hyperfl_flwr.privacy.release_once import digest, release_once
@@ -112,17 +112,39 @@ def notes_on(owner: NovelOwner, found: Unlabelled) -> list[str]:
     return notes
 
 
+def refuse_other_model(output: Path) -> None:
+    """Check that a folder has no model or predictions but those of a request for a model, which the next would replace.
+
+    A request stores its release before it writes them, and nothing removes the release.
+
+    Raises:
+        RunDirectoryError: If the folder has some without a release.
+    """
+    written = (PREDICTIONS, PARAMETERS, FACTS, SCRIPT, source_folder(STEM))
+    found = [name for name in written if (output / name).exists()]
+    if found and not (output / RELEASE).exists():
+        raise RunDirectoryError(
+            f"the output directory {output} holds {', '.join(found)} of another command, which would be replaced; "
+            f"choose another one"
+        )
+
+
 class OnDemandClient:
     """A novel client: computes a descriptor, and predicts with the model that it receives.
 
     Args:
         owner: The owner's settings; a missing output folder is created.
         recipe: Specification of the run's models.
+
+    Raises:
+        RunDirectoryError: If the output folder has a model of another command.
+        HyperFLError: If the samples do not fit, see `samples_of`.
     """
 
     def __init__(self, owner: NovelOwner, recipe: Recipe) -> None:
         self.owner, self.recipe = owner, recipe
         self.found = samples_of(owner, recipe)
+        refuse_other_model(owner.output)
         owner.output.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def describe(self, received: SharedArrays) -> tuple[SharedArrays, int]:

@@ -196,6 +196,8 @@ def model_of(
         raise ConfigError(f"--state must be personalized or aggregate, got {state!r}")
     chosen: State | None = None if state is None else "personalized" if state == "personalized" else "aggregate"
     if (source / "manifest.json").is_file() or not source.is_dir():
+        if experiment is not None:
+            raise ConfigError(f"--run is for the folder of a node, but {source} is that of a run; leave it out")
         return model_of_run(source, client, chosen, changes_of(data_root))
     source = _states_of(source)
     if client is None:

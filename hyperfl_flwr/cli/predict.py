@@ -61,6 +61,9 @@ def run_predict(
     if path.exists():
         raise RunDirectoryError(f"{path} exists; choose another --output")
     if file := _exported_file(source.absolute()):
+        choices = {"--client": client, "--state": state, "--run": run, "--data-root": data_root}
+        if given := [option for option, value in choices.items() if value is not None]:
+            raise ConfigError(f"{file} is one exported model, so there is no choice; leave out {', '.join(given)}")
         recipe, tensors = read_model(file)
         trained_on = None
     else:

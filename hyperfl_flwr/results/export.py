@@ -34,7 +34,7 @@ from hyperfl_flwr.data.digests import Digests
 from hyperfl_flwr.data.federated_data import ClientData
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.models.model_spec import TargetRecipe
-from hyperfl_flwr.models.standalone import file_names, write_model
+from hyperfl_flwr.models.standalone import file_names, source_folder, write_model
 from hyperfl_flwr.node.private_state import INITIAL, PrivateState, client_folder
 from hyperfl_flwr.node.saved_models import FILE, KeptModel
 from hyperfl_flwr.runs.run_directory import read_metrics
@@ -276,7 +276,8 @@ def check_output(output: Path) -> None:
         raise RunDirectoryError(f"the output's name must end with .safetensors, got {output.name}")
     if unfit := sorted(set(re.findall(r"[^\w .+-]", output.stem))):  # the name is written into the script's code
         raise RunDirectoryError(f"the output's name must not contain {' '.join(unfit)}, got {output.name}")
-    if used := [name for name in file_names(output.stem) if (output.parent / name).exists()]:
+    names = (*file_names(output.stem), source_folder(output.stem))
+    if used := [name for name in names if (output.parent / name).exists()]:
         raise RunDirectoryError(f"{output.parent} already holds {', '.join(used)}; choose another output")
 
 

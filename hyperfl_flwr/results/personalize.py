@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from clients.novel.on_demand import RECORD, RELEASE, NovelOwner, notes_on, samples_of
+from clients.novel.on_demand import RECORD, RELEASE, NovelOwner, notes_on, refuse_other_model, samples_of
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.config.node_config import NOVEL_DATA, NOVEL_DELTA, NOVEL_EPSILON, NOVEL_OUTPUT, SIMULATED
@@ -68,3 +68,4 @@ def refuse_finished(output: Path) -> None:
     unfinished = {RELEASE, RECORD, PARAMETERS, FACTS, SCRIPT}  # predictions are written last
     if output.is_dir() and any(path.name not in unfinished for path in output.iterdir()):
         raise RunDirectoryError(f"the output directory {output} exists and is not empty; choose another one")
+    refuse_other_model(output)  # other commands give their models the same names

@@ -179,6 +179,17 @@ def test_bad_input(run: Path, call: Call, words: tuple[str, ...], expected: str)
     assert not Path("new").exists()
 
 
+def test_a_run_s_folder_has_one_run_and_a_source_folder_is_not_replaced(run: Path, call: Call) -> None:
+    code, out, err = call("export", run, "--client", "1", "--run", "x", "-o", "model.safetensors")
+    assert (code, out) == (2, "")
+    assert f"--run is for the folder of a node, but {run} is that of a run; leave it out" in err
+    Path("model_network").mkdir()
+    code, out, err = call("export", run, "--client", "1", "-o", "model.safetensors")
+    assert (code, out) == (2, "")
+    assert "already holds model_network; choose another output" in err
+    assert [path.name for path in Path.cwd().iterdir()] == ["model_network"]
+
+
 def test_bad_places(run: Path, call: Call) -> None:
     code, out, err = call("export", run, "--client", "1", "-o", "model.pt")
     assert (code, out, "must end with .safetensors, got model.pt" in err) == (2, "", True)

@@ -125,6 +125,22 @@ def test_bad_input(run, folder, more, parts, runs: Path, data: Path, call: Call)
     assert not list(Path.cwd().iterdir())
 
 
+def test_a_folder_with_a_model_of_another_command_is_refused(runs: Path, data: Path, call: Call) -> None:
+    """An exported or joined model has the file names of a request that was interrupted, but no stored release."""
+    assert call("export", runs / "mean", "--client", "1", "-o", "mine/model.safetensors")[0] == 0
+    for names in (["model.json", "model.safetensors", "use_model.py"], ["model.safetensors", "privacy.jsonl"]):
+        for path in Path("mine").iterdir():
+            if path.name not in names:
+                path.unlink()
+        Path("mine", names[-1]).touch()
+        before = {path.name: path.read_bytes() for path in Path("mine").iterdir()}
+        code, out, err = call("personalize", runs / "mean", "--data", data / "digits", "--output", "mine")
+        assert (code, out) == (2, "")
+        assert "mine holds model.safetensors" in err
+        assert "of another command, which would be replaced; choose another one" in err
+        assert {path.name: path.read_bytes() for path in Path("mine").iterdir()} == before
+
+
 def test_a_finished_folder_is_refused_and_a_begun_one_goes_on(runs: Path, data: Path, call: Call) -> None:
     """After an interruption, simulated by deleting the model, the command sends the same descriptor again."""
     words = ("--data", data / "digits", "--output", "mine", "--epsilon", "1", "--delta", "0.1", "--verbose")

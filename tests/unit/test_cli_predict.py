@@ -106,6 +106,14 @@ def test_a_run_is_asked_directly(run: Path, model: Path, images: Path, call: Cal
     assert Path("c.csv").read_text() != Path("b.csv").read_text()
 
 
+@pytest.mark.parametrize("words", [("--client", "2"), ("--state", "aggregate"), ("--run", "x"), ("--data-root", ".")])
+def test_an_exported_model_leaves_no_choice(words: tuple[str, str], model: Path, images: Path, call: Call) -> None:
+    code, out, err = call("predict", model, *words, "--data", images)
+    assert (code, out) == (2, "")
+    assert f"is one exported model, so there is no choice; leave out {words[0]}" in err
+    assert not Path("predictions.csv").exists()
+
+
 def test_without_labels(model: Path, images: Path, call: Call) -> None:
     """The table has no labels for a flat folder, a file without labels, or folders not named after classes."""
     flat = next(folder for folder in sorted(images.iterdir()))
