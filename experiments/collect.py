@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from experiments.cell_settings import differences
 from experiments.finished import Finished, fewer_text, in_unit
-from experiments.runner import StudyManifest, differences, seeds_in
+from experiments.runner import StudyManifest, seeds_in
 from experiments.study import Study
 from experiments.study_axes import Expected, Line
 from experiments.units import best_of

@@ -61,7 +61,7 @@ def study(
     cells = found.cells(quick=quick, rows=methods or (), columns=datasets or (), seeds=seeds, changes=changes)
     refuse_missing(found, cells)
     folder, _ = _study_folder(found, output, quick=quick, records=records)
-    open_study_folder(folder, StudyManifest(study=found.name, quick=quick, changes=changes))
+    open_study_folder(folder, StudyManifest(study=found.name, quick=quick, changes=changes), found)
     _run(found, cells, folder, jobs, quick=quick)
     out.print(str(folder), markup=False)
 

@@ -18,16 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.cell_settings import differences, without_machine_settings
 from experiments.golden import IN_CELL, changes
 from experiments.restored import is_restored, remove_restored, restore_cell
 from experiments.runner import (
     StudyManifest,
-    differences,
     is_finished,
     open_study_folder,
     read_study_manifest,
     seeds_in,
-    without_machine_settings,
 )
 from experiments.study import FOLDER, Cell, Study
 from hyperfl_flwr.core.atomic_files import write_atomically
@@ -181,7 +180,7 @@ def restore(
     """
     if records.study_manifest.study != study.name:
         raise RunDirectoryError(f"these are records of {records.study_manifest.study}, not of {study.name}")
-    open_study_folder(folder, records.study_manifest)
+    open_study_folder(folder, records.study_manifest, study)
     stale, known = stale_cells(study, records), _cells_of(study, records)
     for place, recorded in records.cells.items():
         if place not in stale or (with_stale and place in known):

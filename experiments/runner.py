@@ -13,20 +13,17 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from experiments.cell_settings import changes_of, differences
 from experiments.claims import TAKEN, alone, claimed, is_foreign
 from experiments.study import Cell, Study
-from hyperfl_flwr.app.resolved import resolved
-from hyperfl_flwr.config.table import RESULT_NEUTRAL, with_defaults
 from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.app_bundle import worker_environment
-from hyperfl_flwr.models.provenance import changed_sources
-from hyperfl_flwr.runs.run_directory import read_manifest, trained_settings
+from hyperfl_flwr.runs.run_directory import read_manifest
 
 DESCRIPTION = "study.json"
 """Name of the file, in a study's folder, with the settings that the folder was created with."""
@@ -50,8 +47,13 @@ class StudyManifest:
     changes: Mapping[str, Scalar]
 
 
-def open_study_folder(folder: Path, study_manifest: StudyManifest) -> None:
+def open_study_folder(folder: Path, study_manifest: StudyManifest, study: Study | None = None) -> None:
     """Create a study's folder, or check that an existing one was created with the same settings.
+
+    Args:
+        folder: The study's folder.
+        study_manifest: The settings.
+        study: The study, if `num-nodes` may be one of the changes: its rows decide whether it is one of the machine.
 
     Raises:
         RunDirectoryError: If it was created with other settings, or is not a study's folder.
@@ -59,7 +61,7 @@ def open_study_folder(folder: Path, study_manifest: StudyManifest) -> None:
     document = {
         "study": study_manifest.study,
         "quick": study_manifest.quick,
-        "changes": without_machine_settings(study_manifest.changes),
+        "changes": changes_of(study, study_manifest.changes),
     }
     if is_foreign(folder, DESCRIPTION):
         raise RunDirectoryError(f"{folder} is neither empty nor a study's folder; choose another --output")
@@ -81,13 +83,6 @@ def read_study_manifest(folder: Path) -> StudyManifest:
     return StudyManifest(**json.loads((folder / DESCRIPTION).read_text()))
 
 
-def without_machine_settings(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return settings without those of the machine, which do not change the results, in the order of their names."""
-    return {
-        key: value for key, value in sorted(changes.items()) if key not in RESULT_NEUTRAL or key.startswith("novel.")
-    }
-
-
 def seeds_in(folder: Path) -> int:
     """Return the number of seeds, counted from 0, that a study's folder has runs for."""
     numbers = [int(path.name.removeprefix("seed-")) for path in folder.glob("*/*/seed-[0-9]*")]
@@ -107,22 +102,6 @@ def is_finished(cell: Cell, folder: Path) -> bool:
     if problems := differences(cell, manifest):
         raise RunDirectoryError(f"{path} was run with other settings ({'; '.join(problems)}); choose another --output")
     return bool(manifest["status"] == "completed" and (path / "summary.json").is_file())
-
-
-def differences(cell: Cell, manifest: Mapping[str, Any]) -> list[str]:
-    """Return the differences between the settings and sources of a run and of a cell, without the machine's settings.
-
-    A setting that did not exist when the run was made counts as its default.
-    """
-    # A run may record a setting as given (`auto`) or as resolved: both are equal to the cell's.
-    given = without_machine_settings(cell.settings)
-    expected = without_machine_settings(resolved(cell.config).flat() | cell.attack)
-    recorded = without_machine_settings(with_defaults(trained_settings(manifest)))
-    differing = [
-        key for key in sorted({*expected, *recorded}) if recorded.get(key) not in (given.get(key), expected.get(key))
-    ]
-    found = [f"{key} {recorded.get(key)!r} instead of {expected.get(key)!r}" for key in differing]
-    return found + changed_sources(manifest, cell.settings)
 
 
 def run_cells(

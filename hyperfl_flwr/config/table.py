@@ -77,7 +77,21 @@ def resumable_changes(method: str = "") -> frozenset[str]:
 
 
 RESULT_NEUTRAL = resumable_changes() - {"num-rounds", "early-stopping"}
-"""Settings that do not change the results of a run: of its machine, its nodes and its records."""
+"""Settings that do not change the results of a run: of its machine, its nodes and its records; see `neutral_keys`.
+
+`max-update-ratio`, `exclusion-rounds`, `failure-budget` and others of nodes that fail are among them: they change no
+result of a run in which no reply is refused, and no node is missing.
+"""
+
+
+def neutral_keys(settings: Mapping[str, Scalar]) -> frozenset[str]:
+    """Return the settings that do not change the results of a run with some settings, of which defaults may be missing.
+
+    `num-nodes` changes them where each node counts as one (`robust.reduction`) or nodes lie (`adversary.attack`).
+    """
+    given = {key: settings.get(key, _BUILT_IN[key].default) for key in ("robust.reduction", "adversary.attack")}
+    is_neutral = given == {"robust.reduction": "mean", "adversary.attack": "none"}
+    return RESULT_NEUTRAL if is_neutral else RESULT_NEUTRAL - {"num-nodes"}
 
 
 def training_autos(method: str = "") -> frozenset[str]:

@@ -22,13 +22,18 @@ def suitable_for_reduction(config: RunConfig, num_nodes: int) -> int:
         ConfigError: If no number of nodes allows secure sums of so few clients, or they are too few for the rule.
     """
     if config.robust.is_robust or config.adversary.attack != "none":
-        num_nodes = min(config.num_clients, hosting.MOST_NODES)
+        num_nodes = one_node_per_client(config)
         check_enough_nodes(config, num_nodes)
         return num_nodes
     if not config.secagg.enabled:
         return num_nodes
     allowed = _allowed(config)
     return next((number for number in allowed if number >= num_nodes), allowed[-1])
+
+
+def one_node_per_client(config: RunConfig) -> int:
+    """Return the number of nodes of a simulation in which each client has a node of its own."""
+    return min(config.num_clients, hosting.MOST_NODES)
 
 
 def check_given_nodes(config: RunConfig, num_nodes: int) -> None:

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperfl_flwr.config.table import RESULT_NEUTRAL
+from hyperfl_flwr.config.table import neutral_keys
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import Task, task_of
 from hyperfl_flwr.methods import METHODS, method_sections
 from hyperfl_flwr.results.differences import Client, Difference, Scores, Spread, numbers_of, scores_of
 from hyperfl_flwr.results.same_clients import differing, division_of, numbers_text
-from hyperfl_flwr.runs.run_directory import has_secure_sums, read_manifest, settings_of
+from hyperfl_flwr.runs.run_directory import has_secure_sums, read_manifest, settings_of, with_num_nodes
 from hyperfl_flwr.runs.run_sources import method_of
 from hyperfl_flwr.runs.summary import fall_text, majority_text, summarise
 from hyperfl_flwr.runs.validation import replaces_test_data
@@ -38,8 +38,8 @@ SOURCES = {
 """Further setting of a run, the start of the SHA-256 of code or data of the user's own -> setting that names it, entry
 of the manifest. Runs with another version of these are no seeds of one group."""
 
-IGNORED = SEEDS | RESULT_NEUTRAL
-"""Settings that make no groups: seeds, and those of the machine."""
+ANY = "any number"
+"""Value of a setting that changes no result of a run, where it changes those of other runs (`neutral_keys`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,8 @@ class Run:
     Attributes:
         path: The run's folder.
         manifest: Its manifest.
-        settings: Its settings, with numbers in place of `auto`; `SOURCES` are among them.
+        settings: Its settings, with numbers in place of `auto`; `SOURCES` are among them. `ANY` is the value of those
+            that change no result of the run.
         sections: Keys of the sections of settings that belong to its method.
         summary: Its summary.
     """
@@ -74,7 +75,8 @@ class Run:
             raise RunDirectoryError(f"{error}; wait for the first round before comparing it") from None
         sources = {key: str(manifest.get(entry, {}).get("sha256", ""))[:8] for key, (_, entry) in SOURCES.items()}
         sections = frozenset(kind.key for kind in METHODS[method].settings)
-        settings = {**settings_of(path), **sources}
+        settings = {**with_num_nodes(settings_of(path), manifest), **sources}
+        settings |= dict.fromkeys(neutral_keys(settings), ANY)
         return cls(path=path, manifest=manifest, settings=settings, sections=sections, summary=summary)
 
 
@@ -166,7 +168,7 @@ def compare(paths: Sequence[Path]) -> Comparison:
         raise RunDirectoryError(f"runs of different tasks cannot be compared; got {names}")
     (task,) = tasks
     known = dict.fromkeys(key for run in runs for key in run.settings)
-    keys = [key for key in known if key not in IGNORED and _differ(key, runs)]
+    keys = [key for key in known if key not in SEEDS and _differ(key, runs)]
     by_values: dict[tuple[Scalar, ...], list[Run]] = {}
     for run in runs:
         by_values.setdefault(tuple(run.settings.get(key, "") for key in keys), []).append(run)
@@ -202,7 +204,7 @@ def _differ(key: str, runs: Sequence[Run]) -> bool:
         return len(of_name) > len({name for name, _ in of_name})
     if any(section in run.sections for run in runs) or section in {kind.key for kind in method_sections()}:
         runs = [run for run in runs if section in run.sections]
-    return len({run.settings.get(key, "") for run in runs}) > 1
+    return len({run.settings.get(key, "") for run in runs} - {ANY}) > 1
 
 
 def _reference(groups: Sequence[Sequence[Run]], numbers: Sequence[Mapping[str, Spread]], task: Task) -> int:

@@ -228,6 +228,12 @@ def trained_settings(manifest: Mapping[str, Any]) -> dict[str, Scalar]:
     return settings | {key: value for key, value in numbers.items() if settings.get(key, "auto") == "auto"}
 
 
+def with_num_nodes(settings: Mapping[str, Scalar], manifest: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Return a run's settings with its number of nodes in place of `auto`, if its manifest has the number."""
+    found = manifest.get("resolved", {})
+    return {**settings, **({"num-nodes": found["num-nodes"]} if "num-nodes" in found else {})}
+
+
 def read_metrics(path: Path) -> Iterator[Record]:
     """Yield the records of a run folder's metrics.jsonl; skips an incomplete last line, which is being written.
 

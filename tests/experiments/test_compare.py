@@ -76,6 +76,23 @@ def test_a_label_has_the_settings_that_distinguish_groups_of_a_method(federate: 
     assert found.groups[1].difference.mean < 0
 
 
+def test_num_nodes_make_groups_where_they_change_results(federate: Federate) -> None:
+    """With a robust rule or nodes that lie, runs of other numbers of nodes are no seeds of each other."""
+    plain = [federate("fedavg", num_nodes=number) for number in (1, 3)]
+    assert [group.label for group in compare(plain).groups] == ["fedavg"]
+    for changes in ({"robust.reduction": "median"}, {"adversary.attack": "sign-flip", "adversary.nodes": "1"}):
+        robust = [federate("fedavg", num_nodes=number, **changes) for number in (3, 5)]  # type: ignore[arg-type]
+        found = compare(robust)
+        assert [group.label for group in found.groups] == ["fedavg, num-nodes=3", "fedavg, num-nodes=5"]
+        assert found.differing["num-nodes"] == [3, 5]
+        # It is no difference from runs of which it changes no result, and does not divide these.
+        found = compare([*plain, robust[0]])
+        assert [len(group.runs) for group in found.groups] == [2, 1]
+        assert "num-nodes" not in found.differing
+        labels = [group.label.split(", ")[1] for group in compare([*plain, *robust]).groups]
+        assert labels == ["num-nodes=any number", "num-nodes=3", "num-nodes=5"]
+
+
 def test_clients_of_other_data_are_not_paired(federate: Federate) -> None:
     """Other seeds of the data give other clients; other samples for testing, too.
 

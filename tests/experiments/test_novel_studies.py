@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from experiments.cell_settings import differences
 from experiments.collect import collect
 from experiments.figures import novel_pictures
 from experiments.figures.curves import draw
 from experiments.figures.novel import curves, divergence_points, nearest_divergence, quintiles
-from experiments.runner import StudyManifest, differences, open_study_folder
+from experiments.runner import StudyManifest, open_study_folder
 from experiments.study import load_study
 from experiments.study_axes import read_lines, with_grid
 from experiments.tables import comma_separated, latex, markdown, with_metric

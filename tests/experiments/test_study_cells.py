@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 from waiting import eventually
 
-from experiments.runner import StudyManifest, differences, is_finished, open_study_folder, run_cells, task_of
-from experiments.study import Cell, load_study
+from experiments.cell_settings import differences, without_machine_settings
+from experiments.runner import (
+    StudyManifest,
+    is_finished,
+    open_study_folder,
+    read_study_manifest,
+    run_cells,
+    task_of,
+)
+from experiments.study import Cell, Study, load_study, parse_study
 from experiments.worker import problem_of
 from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots, usable_cores
@@ -160,3 +168,60 @@ def test_an_attack_with_an_automatic_learning_rate_is_finished(tmp_path):
     assert problem(cell, tmp_path) == ""
     assert is_finished(cell, tmp_path)
     assert read_manifest(cell.folder(tmp_path))["resolved"]["learning-rate"] == METHODS["fedrep"].learning_rate
+
+
+ROBUST = """\
+[settings]
+dataset = "digits"
+num-clients = 6
+num-rounds = 1
+local-epochs = 1
+target = "mlp"
+data.train-samples = 20
+data.test-samples = 10
+robust.reduction = "{rule}"
+
+[rows.fedavg]
+method = "fedavg"
+"""
+
+
+def study_with(rule: str, folder: Path) -> Study:
+    return parse_study(ROBUST.format(rule=rule), folder / "robust.toml")
+
+
+def test_num_nodes_of_a_robust_cell_count(tmp_path: Path) -> None:
+    """A finished cell of another number of nodes is refused, by `auto`, too; with means it is taken for any number."""
+    for rule, matters in (("median", True), ("mean", False)):
+        study, folder = study_with(rule, tmp_path), tmp_path / rule
+        three, six, auto = (study.cells(changes={"num-nodes": number} if number else {})[0] for number in (3, 6, None))
+        assert problem_of(json.loads(task_of(three, folder, study.num_nodes)), lambda note: None) == ""
+        manifest = read_manifest(three.folder(folder))
+        assert differences(three, manifest) == []
+        expected = ["num-nodes 3 instead of 6"] if matters else []
+        assert differences(six, manifest) == differences(auto, manifest) == expected
+        assert without_machine_settings(manifest["settings"]).get("num-nodes") == (3 if matters else None)
+        if matters:
+            with pytest.raises(RunDirectoryError, match=r"other settings \(num-nodes 3 instead of 6\); choose"):
+                is_finished(six, folder)
+        else:
+            assert is_finished(six, folder)
+    # Six clients have six nodes with `auto`; a run that recorded `auto` has the number beside its settings.
+    automatic = {"settings": auto.settings | {"robust.reduction": "median"}, "resolved": {"num-nodes": 3}}
+    (robust,) = study_with("median", tmp_path).cells()
+    assert differences(robust, automatic) == ["num-nodes 3 instead of 6"]
+    assert differences(robust, automatic | {"resolved": {"num-nodes": 6}}) == []
+
+
+def test_a_folder_remembers_num_nodes_if_a_row_depends_on_them(tmp_path: Path) -> None:
+    """Otherwise `hyperfl table` would expect another number than that of the folder's cells."""
+    begun = [StudyManifest(study="robust", quick=False, changes={"num-nodes": number}) for number in (3, 6)]
+    open_study_folder(tmp_path / "robust", begun[0], study_with("median", tmp_path))
+    assert read_study_manifest(tmp_path / "robust").changes == {"num-nodes": 3}
+    with pytest.raises(RunDirectoryError, match="was created with"):
+        open_study_folder(tmp_path / "robust", begun[1], study_with("median", tmp_path))
+    lying = StudyManifest(study="robust", quick=False, changes={"adversary.attack": "ipm", "num-nodes": 3})
+    for folder, study_manifest, remembered in (("lying", lying, lying.changes), ("plain", begun[0], {})):
+        open_study_folder(tmp_path / folder, study_manifest, study_with("mean", tmp_path))
+        assert read_study_manifest(tmp_path / folder).changes == remembered
+    open_study_folder(tmp_path / "plain", begun[1], study_with("mean", tmp_path))
