@@ -16,7 +16,7 @@ from experiments.units import best_of
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.tasks import REGRESSION
 from hyperfl_flwr.metrics.intervals import Interval
-from hyperfl_flwr.results.differences import Scores, interval_of, means_over_seeds
+from hyperfl_flwr.results.differences import Scores, interval_over_clients
 from hyperfl_flwr.results.same_clients import Division
 from hyperfl_flwr.runs.run_directory import has_secure_sums, read_manifest
 from hyperfl_flwr.runs.summary import NOT_KNOWN, OF_SINGLE_CLIENTS
@@ -85,7 +85,7 @@ class Entry:
         """
         if not self.scores or len({seed for seed, _ in self.scores}) < len(self.values):
             return None
-        return interval_of(means_over_seeds(self.scores))
+        return interval_over_clients(self.scores)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,6 +52,33 @@ def of_mean(mean: float, deviation: float, number: int) -> Interval | None:
     return mean - margin, mean + margin
 
 
+def of_weighted_mean(values: Sequence[float], weights: Sequence[float]) -> Interval | None:
+    """Return the interval of a weighted mean over clients: what other clients of the same kind would give.
+
+    Weights say how often a client was drawn, and do not depend on its value. A squared residual (v - m)^2 is divided by
+    1 - w, the part of the client's variance that is left in it (HC2; MacKinnon and White, 1985), and the degrees of
+    freedom are one less than Kish's effective number 1 / sum w^2 (1965). With equal weights this is `of_mean`. The
+    intervals cover 94 to 98 % of the means (`tests/numerics/test_crossed_intervals.py`).
+
+    Args:
+        values: A value v of each client.
+        weights: Their weights w > 0, of sum 1.
+
+    Returns:
+        The interval, which may exceed the range of the values; None with fewer than two values.
+    """
+    from scipy.special import stdtrit  # only where it is used: every process that trains imports this package
+
+    if len(values) < 2:
+        return None
+    pairs = list(zip(values, weights, strict=True))
+    mean = math.fsum(weight * value for value, weight in pairs)
+    variance = math.fsum((weight * (value - mean)) ** 2 / (1 - weight) for value, weight in pairs)
+    freedom = 1 / math.fsum(weight**2 for weight in weights) - 1
+    margin = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(variance)
+    return mean - margin, mean + margin
+
+
 def of_crossed_means(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return intervals of means over clients and seeds: what other clients of the same kind and other seeds would give.
 

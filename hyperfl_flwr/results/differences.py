@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import Task
-from hyperfl_flwr.metrics.intervals import Interval, of_crossed_means
+from hyperfl_flwr.metrics.intervals import Interval, of_crossed_means, of_weighted_mean
 
 Client = tuple[Scalar, int]
 """Seed of the data's division, and the client's number in it."""
@@ -77,6 +78,21 @@ def interval_of(scores: Scores) -> Interval | None:
         return None
     low, high = map(float, of_crossed_means(values))
     return low, high
+
+
+def interval_over_clients(scores: Scores) -> Interval | None:
+    """Return the 95 % interval over clients of the mean of the seeds' means; None with one client.
+
+    Each seed counts as much, also one with fewer clients, and a client as much as it does in the seeds that have it.
+    """
+    of_seeds = Counter(seed for seed, _ in scores)
+    parts: dict[Client, list[tuple[float, float]]] = {}
+    for (seed, client), score in scores.items():
+        weight = 1 / (len(of_seeds) * of_seeds[seed])
+        parts.setdefault(client, []).append((weight, score))
+    weights = [math.fsum(weight for weight, _ in part) for part in parts.values()]
+    sums = [math.fsum(weight * score for weight, score in part) for part in parts.values()]
+    return of_weighted_mean([total / weight for total, weight in zip(sums, weights, strict=True)], weights)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,3 +120,12 @@ def test_an_interval_is_of_all_seeds_of_its_mean():
     assert Entry(values=[60.0, 70.0], paper=None, missing="", scores=scores).interval is None
     low, high = Entry(values=[70.0], paper=None, missing="", scores=scores).interval
     assert low < 70 < high
+
+
+def test_an_interval_is_around_its_mean():
+    """Also where a client is in the mean of one seed only, as others were drawn with the next one."""
+    scores = {(0, (0, 0)): 60.0, (0, (0, 1)): 70.0, (1, (0, 1)): 71.0, (1, (0, 2)): 95.0}
+    entry = Entry(values=[65.0, 83.0], paper=None, missing="", scores=scores)
+    low, high = entry.interval
+    assert (low + high) / 2 == pytest.approx(entry.mean)
+    assert high - low > 10

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from hyperfl_flwr.metrics.intervals import of_crossed_means, of_mean
+from hyperfl_flwr.metrics.intervals import of_crossed_means, of_mean, of_weighted_mean
+from hyperfl_flwr.results.differences import Scores, interval_over_clients
 
 TRIALS = 1500
 
@@ -62,3 +63,52 @@ def test_the_variance_is_that_of_both_samples() -> None:
 def test_equal_values_have_an_interval_of_no_width_and_one_client_has_none() -> None:
     assert of_crossed_means(np.full((2, 3), 0.25)) == (0.25, 0.25)
     assert np.isnan(of_crossed_means(np.array([[1.0], [2.0]]))).all()
+
+
+def drawn(clients: int, share: float, seeds: int, of_pairs: float, rng: np.random.Generator) -> tuple[Scores, float]:
+    """Return scores of the clients that each seed draws, and the mean of all such clients with these seeds."""
+    of_clients, of_seeds = rng.normal(size=clients), rng.normal(size=seeds)
+    return {
+        (seed, (0, int(client))): of_clients[client] + of_seeds[seed] + np.sqrt(of_pairs) * rng.normal()
+        for seed in range(seeds)
+        for client in rng.choice(clients, round(share * clients), replace=False)
+    }, of_seeds.mean()
+
+
+def mean_of_seeds(scores: Scores) -> float:
+    """Return the mean that a table shows: that of each seed's mean."""
+    seeds = {seed for seed, _ in scores}
+    return float(np.mean([np.mean([score for place, score in scores.items() if place[0] == seed]) for seed in seeds]))
+
+
+@pytest.mark.parametrize(("clients", "share"), [(10, 0.3), (20, 0.5), (50, 0.1)])
+def test_intervals_of_clients_in_unequal_numbers_of_seeds(clients: int, share: float) -> None:
+    """They are around the mean of the seeds' means, and cover that of all clients: within 2 points of 94 to 98 %."""
+    rng = np.random.default_rng(clients)
+    for seeds, of_pairs in ((2, 0.5), (3, 0.0), (3, 2.0), (5, 0.5)):
+        covered = 0
+        for _ in range(TRIALS):
+            scores, mean = drawn(clients, share, seeds, of_pairs, rng)
+            ends = interval_over_clients(scores)
+            assert ends is not None
+            assert sum(ends) / 2 == pytest.approx(mean_of_seeds(scores))
+            covered += ends[0] <= mean <= ends[1]
+        assert 0.92 <= covered / TRIALS <= 0.995
+
+
+def test_intervals_of_clients_in_equal_numbers_of_seeds_are_student_s() -> None:
+    """Of the clients' means: the same clients with each seed, or those of another division of the data with each."""
+    values = np.random.default_rng(0).normal(size=(3, 6))
+    places = [(seed, client) for seed in range(3) for client in range(6)]
+    same = interval_over_clients({(seed, (0, client)): values[seed, client] for seed, client in places})
+    other = interval_over_clients({(seed, (seed, client)): values[seed, client] for seed, client in places})
+    for found, of_clients in ((same, values.mean(0)), (other, values.ravel())):
+        expected = of_mean(float(of_clients.mean()), float(of_clients.std(ddof=1)), len(of_clients))
+        assert found == pytest.approx(expected, rel=1e-9)
+    assert interval_over_clients({(seed, (0, 0)): 1.0 for seed in range(3)}) is None
+
+
+def test_the_variance_of_a_weighted_mean() -> None:
+    """Mean 0.5 * 1 + 0.25 * (2 + 4) = 2; variance (0.5 * 1)^2 / 0.5 + (0.25 * 2)^2 / 0.75 = 5/6; 8/3 - 1 freedoms."""
+    margin = t.ppf(0.975, 8 / 3 - 1) * np.sqrt(5 / 6)
+    assert of_weighted_mean([1.0, 2.0, 4.0], [0.5, 0.25, 0.25]) == pytest.approx((2 - margin, 2 + margin))
