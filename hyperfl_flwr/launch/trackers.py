@@ -2,10 +2,12 @@
 
 They are read from metrics.jsonl and summary.json. Numbers of single clients, and paths of this machine, are not sent.
 Where they are sent to is decided by the service's own environment variables and configuration. A resumed run continues
-its entry there, of which the id is in `tracking.json` in the run's folder.
+its entry there, of which the id is in `tracking.json` in the run's folder, with fingerprints of what was sent: it
+repeats rounds, mostly with the same numbers, but with others where the last round was of all clients (`last-round`).
 """
 
 import contextlib
+import hashlib
 import importlib.util
 import json
 import math
@@ -22,7 +24,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.follow import RunCallbacks, updated_every_round
 from hyperfl_flwr.runs.metrics_tail import NewRecords
 from hyperfl_flwr.runs.run_data import RunData
-from hyperfl_flwr.runs.run_directory import read_manifest, trained_settings
+from hyperfl_flwr.runs.run_directory import Record, read_manifest, trained_settings
 from hyperfl_flwr.runs.scalars import results, scalars
 
 FILE = "tracking.json"
@@ -35,7 +37,13 @@ OF_THIS_MACHINE = frozenset({"data-root", "output", "resume", "lpm.weights"})
 
 
 class Tracker(Protocol):
-    """An entry of a run at a tracking service."""
+    """An entry of a run at a tracking service.
+
+    Attributes:
+        replaces: Whether numbers that are sent again for a round take the place of the earlier ones.
+    """
+
+    replaces: bool
 
     def begin(self, run: Path, settings: Mapping[str, Scalar], known: str | None) -> str:
         """Open a new entry, or continue a known one, and return its id.
@@ -56,6 +64,7 @@ class Tracker(Protocol):
 class MlflowTracker:
     """A run of MLflow, at `MLFLOW_TRACKING_URI`, in the experiment `MLFLOW_EXPERIMENT_NAME`."""
 
+    replaces = True
     MOST_PARAMETERS = 100
     """Largest number of parameters that MLflow accepts at once."""
 
@@ -98,6 +107,8 @@ class MlflowTracker:
 
 class WandbTracker:
     """A run of Weights & Biases, in the project `WANDB_PROJECT`; with `WANDB_MODE=offline` in the run's folder only."""
+
+    replaces = False  # steps cannot go back
 
     def __init__(self) -> None:
         self._run: Any = None
@@ -160,25 +171,44 @@ class Tracked:
         self._records = NewRecords(run)
         self._tracker: Tracker | None = None
         self._id, self._sent = "", -1  # of the entry, and the last round of which the training was sent
+        self._sent_before = -1  # likewise, by a version that kept no fingerprints
+        self._fingerprints: dict[str, str] = {}  # of the numbers sent, by kind and round
+        self._kept: dict[int, None] = {}  # rounds of which the service keeps other numbers than the run's
         self._failed = False
 
     def update(self) -> None:
         """Send new numbers."""
         with self._noted():
             for record in () if self._failed else self._records.read()[0]:
-                if record["kind"] not in ("train", "aggregate"):
-                    continue
-                tracker = self._tracker or self._begun()
-                # A resumed run repeats rounds, with the same numbers. A global state is evaluated in the next round.
-                if record["round"] > self._sent - (record["kind"] == "aggregate"):
-                    tracker.log(_finite(scalars(record)), record["round"])
-                if record["kind"] == "train":
-                    self._sent = max(self._sent, record["round"])
-                    self._save()
+                if record["kind"] in ("train", "aggregate"):
+                    self._send(record)
+
+    def _send(self, record: Record) -> None:
+        """Send a record unless the same numbers were sent; note a round whose numbers cannot be replaced."""
+        tracker = self._tracker or self._begun()
+        numbers, place = _finite(scalars(record)), f"{record['kind']} {record['round']}"
+        known, found = self._fingerprints.get(place), _fingerprint(numbers)
+        # An earlier version kept no fingerprints. A global state is evaluated in the next round.
+        was_sent = known is None and record["round"] <= self._sent_before - (record["kind"] == "aggregate")
+        if known == found or was_sent:
+            self._fingerprints[place] = found
+        elif known is not None and not tracker.replaces:
+            self._kept[record["round"]] = None
+        else:
+            tracker.log(numbers, record["round"])
+            self._fingerprints[place] = found
+            self._sent = max(self._sent, record["round"]) if record["kind"] == "train" else self._sent
+            self._save()
 
     def finish(self) -> None:
         """Send the remaining numbers and, of a completed run, the results."""
         self.update()
+        if self._kept:
+            rounds = ", ".join(map(str, self._kept))
+            self._on_note(
+                f"{self._name} keeps the earlier numbers of these rounds, as its steps cannot go back: {rounds}. The "
+                f"resumed run has repeated them with other numbers, which are in metrics.jsonl"
+            )
         with self._noted():
             if self._tracker is not None and not self._failed:
                 completed = (self._run / "summary.json").is_file()
@@ -203,14 +233,24 @@ class Tracked:
         self._tracker = TRACKERS[self._name][0]()
         self._id = self._tracker.begin(self._run, sent, known["id"] if known else None)
         self._sent = known["round"] if known else -1
+        self._fingerprints = dict(known.get("sent", {})) if known else {}
+        self._sent_before = -1 if self._fingerprints else self._sent
         self._save()
         return self._tracker
 
     def _save(self) -> None:
         file = self._run / FILE
         entries = json.loads(file.read_text()) if file.is_file() else {}
-        entries[self._name] = {"id": self._id, "round": self._sent}
+        entries[self._name] = {"id": self._id, "round": self._sent, "sent": self._fingerprints}
         write_atomically(file, json.dumps(entries).encode())
+
+
+def _fingerprint(numbers: Mapping[str, float]) -> str:
+    """Return the start of the SHA-256 of a record's numbers, but for times and memory, which no repetition repeats."""
+    repeated = {
+        name: value for name, value in numbers.items() if not name.startswith("seconds/") and "memory" not in name
+    }
+    return hashlib.sha256(json.dumps(repeated, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _finite(numbers: Mapping[str, float]) -> dict[str, float]:

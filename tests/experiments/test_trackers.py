@@ -1,4 +1,4 @@
-"""MLflow and Weights & Biases receive the numbers of metrics.jsonl, each round once, offline."""
+"""MLflow and Weights & Biases receive the numbers of metrics.jsonl, offline, and no numbers twice."""
 
 import importlib.util
 import json
@@ -67,6 +67,14 @@ def mlflow_curves(run: Path) -> tuple[Any, Curves]:
     histories = {name: client.get_metric_history(entry, name) for name in found.data.metrics}
     assert all(len({each.step for each in history}) == len(history) for history in histories.values())
     return found, {name: {each.step: each.value for each in history} for name, history in histories.items()}
+
+
+def mlflow_history(run: Path, name: str) -> list[tuple[int, float]]:
+    """Return steps and values of a metric in the order in which they were sent; the last one of a step counts."""
+    from mlflow import MlflowClient
+
+    entry = json.loads((run / FILE).read_text())["mlflow"]["id"]
+    return [(each.step, each.value) for each in MlflowClient().get_metric_history(entry, name)]
 
 
 def wandb_records(content: bytes) -> Iterator[bytes]:
@@ -139,6 +147,59 @@ def test_wandb_has_every_round(federate: Federate, tmp_path: Path) -> None:
     assert curves["accuracy/aggregate"] == pytest.approx(expected(run, "aggregate", "aggregate_accuracy"))
     assert "num-rounds" in config
     assert str(tmp_path / "run-") not in config
+
+
+DRAWN: dict[str, Any] = {"fraction-train": 0.4, "last-round": "all"}
+
+
+def with_other_times(run: Path, to: Path) -> Path:
+    """Return a copy of a run of which every round took longer, as if it had been repeated."""
+    shutil.copytree(run, to)
+    lines = [
+        {key: value + 1 if "seconds" in key else value for key, value in line.items()} for line in read_metrics(run)
+    ]
+    (to / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return to
+
+
+def test_mlflow_gets_a_round_again_that_is_repeated_with_other_clients(federate: Federate, tmp_path: Path) -> None:
+    """The last round of a shorter run is of all clients. Its repetition replaces it; a round in other time is none."""
+    short, long = (federate("fedavg", num_rounds=number, **DRAWN) for number in (2, 4))
+    assert replayed(short, tmp_path / "first", "mlflow", rounds=2) == []
+    slower = with_other_times(long, tmp_path / "slower")
+    assert replayed(slower, tmp_path / "second", "mlflow", rounds=4, known=tmp_path / "first") == []
+    second = tmp_path / "second"
+    assert mlflow_history(second, "clients/trained") == [(1, 2), (2, 5), (2, 2), (3, 2), (4, 5)]
+    # A global state is evaluated by the clients of the next round.
+    assert [step for step, _ in mlflow_history(second, "accuracy/aggregate")] == [0, 1, 2, 1, 2, 3, 4]
+
+
+def test_an_evaluation_is_not_sent_twice(federate: Federate, tmp_path: Path) -> None:
+    """That of the last round is in a finished run's file, and again in that of the run that goes on."""
+    short, long = (federate("fedavg", num_rounds=number) for number in (2, 4))
+    assert replayed(short, tmp_path / "first", "mlflow", rounds=2) == []
+    assert replayed(long, tmp_path / "second", "mlflow", rounds=4, known=tmp_path / "first") == []
+    history = mlflow_history(tmp_path / "second", "accuracy/aggregate")
+    assert history == list(expected(long, "aggregate", "aggregate_accuracy").items())
+
+
+def test_wandb_names_rounds_that_it_cannot_replace(federate: Federate, tmp_path: Path) -> None:
+    short, long = (federate("fedavg", num_rounds=number, **DRAWN) for number in (2, 3))
+    assert replayed(short, tmp_path / "first", "wandb", rounds=2) == []
+    (note,) = replayed(long, tmp_path / "second", "wandb", rounds=3, known=tmp_path / "first")
+    assert note.startswith("wandb keeps the earlier numbers of these rounds, as its steps cannot go back: 1, 2. The")
+
+
+def test_an_entry_of_an_earlier_version_is_continued(federate: Federate, tmp_path: Path) -> None:
+    """Its tracking.json has the last round only: what was sent is not sent again."""
+    run = federate("fedavg", num_rounds=4)
+    assert replayed(run, tmp_path / "first", "mlflow", rounds=2) == []
+    file = tmp_path / "first" / FILE
+    entry = json.loads(file.read_text())["mlflow"]
+    file.write_text(json.dumps({"mlflow": {key: entry[key] for key in ("id", "round")}}))
+    assert replayed(run, tmp_path / "second", "mlflow", rounds=4, known=tmp_path / "first") == []
+    _, curves = mlflow_curves(tmp_path / "second")
+    assert curves["accuracy/personalized"] == expected(run, "train", "personalized_accuracy")
 
 
 def test_a_service_that_fails_stops_nothing(
