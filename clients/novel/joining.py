@@ -30,12 +30,12 @@ from hyperfl_flwr.config.node_config import JOIN_DATA, NOVEL_OUTPUT, NodeConfig
 from hyperfl_flwr.core.arithmetic import set_arithmetic
 from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.device import resolve_device
-from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.core.tasks import TASKS
 from hyperfl_flwr.data.grouped_split import AUTO
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.models.model_spec import TargetRecipe
-from hyperfl_flwr.models.standalone import write_model
+from hyperfl_flwr.models.standalone import FACTS, PARAMETERS, SCRIPT, STEM, source_folder, write_model
 from hyperfl_flwr.node.cohort import failure_of
 from hyperfl_flwr.node.private_state import INITIAL, PrivateState
 from hyperfl_flwr.node.received_models import ReceivedModels
@@ -53,6 +53,9 @@ from hyperfl_flwr.protocol.queries import JOIN, JOINS, NOVEL, RECIPE, JoiningSte
 
 BEGUN = "joining.json"
 """Name of the file with the score of the first model, in the output folder."""
+
+JOINED = "joined"
+"""The `state` of a joined client's model in its description."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +125,7 @@ class JoiningNode:
 
     def _train(self, content: RecordDict, checks: NodeChecks) -> tuple[SharedArrays, int]:
         """Train the received model; returns its change, and the number of training samples."""
+        refuse_unjoined_model(self.output)
         step = JoiningStep.of(content)
         recipe = TargetRecipe.of(dict(record_of(content, RECIPE, ConfigRecord)))
         received = by_number(unpack_arrays(record_of(content, PER_CLIENT_ARRAYS, ArrayRecord)))
@@ -147,7 +151,7 @@ class JoiningNode:
         if not step.is_last:
             return named, num_examples
         about: dict[str, Any] = {
-            "state": "joined",
+            "state": JOINED,
             "method": member.context.config.method,
             "dataset": title_of(self.data),
             **json.loads(begun.read_text()),
@@ -188,4 +192,24 @@ class JoiningNode:
                 checks=checks,
                 budget=None if step.is_last else budget_of_node(self.node, JOIN),  # nothing is sent after the last step
             )
+        )
+
+
+def refuse_unjoined_model(output: Path) -> None:
+    """Check that a folder has no model but one of a client that has joined, which the next join replaces.
+
+    Raises:
+        RunDirectoryError: If the folder has a model of another command.
+    """
+    found = [name for name in (PARAMETERS, FACTS, SCRIPT, source_folder(STEM)) if (output / name).exists()]
+    if not found or (output / BEGUN).exists():
+        return
+    try:
+        facts = json.loads((output / FACTS).read_text())
+    except (OSError, ValueError):
+        facts = None
+    if not isinstance(facts, dict) or facts.get("state") != JOINED:
+        raise RunDirectoryError(
+            f"{NOVEL_OUTPUT} = {output} holds {', '.join(found)} of another command, which would be replaced; choose "
+            f"another folder"
         )

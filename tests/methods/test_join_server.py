@@ -202,6 +202,23 @@ def test_nodes_with_owners_join(run: Path, mine: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "careful" / "model.safetensors").exists()
 
 
+def test_a_node_replaces_joined_models_only(run: Path, mine: Path, tmp_path: Path) -> None:
+    """A join can be repeated in its folder; a model of another command stays there, and no change is sent."""
+    source, output = open_joinable(run), tmp_path / "out"
+    grid = HearingGrid(node_of(mine, output, **{"state-dir": str(tmp_path / "state"), "simulated": True}))
+    for _ in range(2):
+        source.join(grid, 1)
+    facts = json.loads((output / "model.json").read_text())
+    record = (tmp_path / "state" / "privacy.jsonl").read_text()
+    for text in (json.dumps(facts | {"state": "personalized"}), "[]", ""):
+        (output / "model.json").write_text(text)
+        before = files_below(output)
+        with pytest.raises(RunFailedError, match=r"novel-output = .*/out holds model.safetensors, model.json, use_mod"):
+            source.join(grid, 1)
+        assert files_below(output) == before
+    assert (tmp_path / "state" / "privacy.jsonl").read_text() == record
+
+
 def test_only_nodes_with_labelled_data_train(mine: Path, tmp_path: Path) -> None:
     """A node that receives models on demand refuses JOIN, and a joining node refuses TRAIN and wrong arrays."""
     join = Message(RecordDict(), dst_node_id=1000, message_type=JOIN)

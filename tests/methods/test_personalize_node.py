@@ -103,6 +103,17 @@ def test_a_second_release_needs_the_owners_will(serving_run: Path, photographs: 
     assert described(reply_to(elsewhere, descriptor_message(serving_run))) != first
 
 
+def test_a_model_of_another_command_is_kept(serving_run: Path, photographs: Path, tmp_path: Path) -> None:
+    """A node whose output folder has a model without a release sends no descriptor, and writes nothing."""
+    (output := tmp_path / "out").mkdir()
+    (output / "model.safetensors").write_bytes(b"mine")
+    grid = InProcessGrid(app, 1, {}, node_of(photographs, output, simulated=True))
+    assert "holds model.safetensors of another command" in failure(reply_to(grid, descriptor_message(serving_run)))
+    with pytest.raises(RunFailedError, match="of another command, which would be replaced; choose another one"):
+        open_run(serving_run).serve(grid)
+    assert {path.name: path.read_bytes() for path in output.iterdir()} == {"model.safetensors": b"mine"}
+
+
 def test_the_server_cannot_name_data_of_a_node_with_an_owner(
     serving_run: Path, photographs: Path, tmp_path: Path
 ) -> None:
