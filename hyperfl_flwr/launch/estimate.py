@@ -104,27 +104,7 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
     answered = of_one + num_bytes(select(common, reductions, lambda each: each is Reduction.EACH))
     state = num_bytes(strategy.server_state())
     server_memory = peak_memory()
-    torch.set_num_threads(planned.threads)
-    device = resolve_device(config.device)
-    set_arithmetic(config.precision, deterministic=config.deterministic, device=device)
-    with tempfile.TemporaryDirectory() as folder:
-        seconds, accounting_seconds = [], 0.0
-        for epochs in (1, 1, 2):  # the first is a warm-up: libraries load, memory is mapped
-            short = config.of_client(number).model_copy(update={"local_epochs": epochs})
-            state_of_client = PrivateState(Path(folder), "", number)
-            client = client_of(config.method)(client_setting(short, data, number, device, state_of_client))
-            began = time.perf_counter()
-            client.step_noise()  # searched once for each number of steps, and kept: not part of the training
-            accounting_seconds = time.perf_counter() - began
-            parameters = [arrays[name] for name in client.keys()]  # noqa: SIM118 - a client is no dict
-            _, _, metrics = client.fit(parameters, {"round": 1, "version": 0, "kept-version": 0})
-            seconds.append(float(metrics["seconds"]))
-        # Besides the training, a client's round has two evaluations, each with about half of the rest.
-        evaluation_seconds = max(0.0, seconds[-1] - float(metrics["train-seconds"])) / 2
-        private = sum(path.stat().st_size for path in Path(folder).rglob("*.npz"))
-    # A fixed number of steps takes the same time whatever the number of epochs.
-    per_epoch = 0.0 if client.epochs().steps else max(0.0, seconds[2] - seconds[1])
-    client_seconds = seconds[1] + (config.local_epochs - 1) * per_epoch
+    timed = _Timed.of(config, data, number, arrays, threads=planned.threads)
     busy = 1 if planned.engine == IN_PROCESS else min(max(1, num_cores // planned.threads), num_nodes)
     asked = Asked.of(config, num_nodes, strategy.sampled)
     sums = round(SUM_BYTES * num_elements(summed) * asked.several)
@@ -138,7 +118,7 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
         bytes_down_per_client_round=shared + of_one,
         bytes_up_per_client_round=num_bytes(summed) + answered,
         bytes_on_wire_per_round=wire,
-        disk_bytes=KEPT * (shared + state) + 2 * config.num_clients * private,
+        disk_bytes=KEPT * (shared + state) + 2 * config.num_clients * timed.private_bytes,
         memory_bytes=server_memory
         + (SERVER_COPIES + num_nodes - 1) * shared
         + (of_one + answered) * config.num_clients
@@ -147,10 +127,66 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
         + busy * peak_memory(),
         seconds=(STARTUP_SECONDS if planned.engine == RAY else 0.0)
         + config.num_rounds * wire / WIRE_BYTES_PER_SECOND
-        + accounting_seconds * _num_budgets(config, data)
-        + busy_seconds(config, busy, client_seconds, evaluation_seconds),
-        client_seconds=client_seconds,
+        + timed.accounting_seconds * _num_budgets(config, data)
+        + busy_seconds(config, busy, timed.client_seconds, timed.evaluation_seconds),
+        client_seconds=timed.client_seconds,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Timed:
+    """What a client's round was measured to take.
+
+    Attributes:
+        client_seconds: Seconds of the round, with all local epochs and two evaluations.
+        evaluation_seconds: Seconds of an evaluation.
+        accounting_seconds: Seconds of the search for the noise of a budget.
+        private_bytes: Bytes of the client's private state on disk.
+    """
+
+    client_seconds: float
+    evaluation_seconds: float
+    accounting_seconds: float
+    private_bytes: int
+
+    @classmethod
+    def of(
+        cls, config: RunConfig, data: FederatedData, number: int, arrays: Mapping[str, Any], *, threads: int
+    ) -> "_Timed":
+        """Train a client for one and for two epochs.
+
+        Args:
+            config: The run's settings.
+            data: The federation's data.
+            number: The client.
+            arrays: What it receives, by name.
+            threads: Number of threads.
+        """
+        torch.set_num_threads(threads)
+        device = resolve_device(config.device)
+        set_arithmetic(config.precision, deterministic=config.deterministic, device=device)
+        with tempfile.TemporaryDirectory() as folder:
+            seconds, accounting_seconds = [], 0.0
+            for epochs in (1, 1, 2):  # the first is a warm-up: libraries load, memory is mapped
+                short = config.of_client(number).model_copy(update={"local_epochs": epochs})
+                state = PrivateState(Path(folder), "", number)
+                client = client_of(config.method)(client_setting(short, data, number, device, state))
+                began = time.perf_counter()
+                client.step_noise()  # searched once for each number of steps, and kept: not part of the training
+                accounting_seconds = time.perf_counter() - began
+                parameters = [arrays[name] for name in client.keys()]  # noqa: SIM118 - a client is no dict
+                _, _, metrics = client.fit(parameters, {"round": 1, "version": 0, "kept-version": 0})
+                seconds.append(float(metrics["seconds"]))
+            private = sum(path.stat().st_size for path in Path(folder).rglob("*.npz"))
+        # A fixed number of steps takes the same time whatever the number of epochs.
+        per_epoch = 0.0 if client.epochs().steps else max(0.0, seconds[2] - seconds[1])
+        return cls(
+            client_seconds=seconds[1] + (config.local_epochs - 1) * per_epoch,
+            # Besides the training, a client's round has two evaluations, each with about half of the rest.
+            evaluation_seconds=max(0.0, seconds[-1] - float(metrics["train-seconds"])) / 2,
+            accounting_seconds=accounting_seconds,
+            private_bytes=private,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
