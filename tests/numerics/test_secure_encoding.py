@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binom
 
 from hyperfl_flwr.node.array_sums import EncodedSum
 from hyperfl_flwr.protocol.messages import Reduction
@@ -14,6 +15,7 @@ from hyperfl_flwr.protocol.secure_sums.numbers import (
     LARGEST_METRIC,
     LEAST_VARIANCE,
     METRIC_BITS,
+    SQUARE_BITS,
     SQUARES_FROM,
     NumbersEncoding,
 )
@@ -289,6 +291,36 @@ def test_a_deviation_that_is_not_resolved_is_not_told():
         assert np.std(np.divide(right, 69)) == pytest.approx(0.0516 if shown else 0.0118, abs=1e-4)
         total = numbers_of(encoding, [{"accuracy": number / 69} for number in right])
         assert encoding.decode(total).stds == shown
+
+
+def known(unit: int) -> float:
+    """Return how often a server knows a client's accuracy from a sum, with squares in units of 2^-unit (0: without).
+
+    Of five clients that answer each of their test samples with probability 0.95, it is the one with the fewest samples;
+    known is a posterior probability above 0.95. Numbers of answers below a 10,000th of the likeliest are left out.
+    """
+    keys, weights, own = np.zeros(1, np.int64), np.ones(1), np.zeros(1, np.int64)
+    for samples in (20, 47, 89, 131, 173):
+        right = np.arange(samples + 1)
+        share = binom.pmf(right, samples, 0.95)
+        right, share = right[share > 1e-4 * share.max()], share[share > 1e-4 * share.max()]
+        metric = np.round(2**METRIC_BITS * right / samples)
+        square = np.round((metric / 2**METRIC_BITS) ** 2 * 2**unit) if unit else np.zeros(len(right))
+        own = right if len(own) == 1 else np.repeat(own, len(right))
+        keys = np.add.outer(keys, (metric * 2**32 + square).astype(np.int64)).ravel()
+        weights = np.multiply.outer(weights, share).ravel()
+    sums, place = np.unique(keys, return_inverse=True)
+    table = np.zeros((len(sums), 21))
+    np.add.at(table, (place, own), weights)
+    likeliest, total = table.max(axis=1), table.sum(axis=1)
+    return float(total[likeliest > 0.95 * total].sum() / total.sum())
+
+
+def test_finer_squares_would_tell_a_client():
+    """The numbers are those of the page on secure sums and of `SQUARE_BITS`."""
+    assert known(0) == pytest.approx(0.04, abs=0.005)
+    assert known(SQUARE_BITS) == pytest.approx(0.14, abs=0.005)
+    assert known(12) > 4.9 * known(SQUARE_BITS)
 
 
 def test_no_squares_of_few_clients():

@@ -17,8 +17,8 @@ SQUARE_BITS = 8
 """Squares of metrics are summed in units of 2^-8.
 
 Finer ones would show smaller deviations, and single clients: each square is rounded by itself, so that what is cut off
-depends on the value as a hash does. With 2^-12 the accuracy of a client with 20 test samples was known in a fifth of
-simulated sums of ten clients with test sets of different sizes and accuracies near 0.95, with 2^-8 in none."""
+depends on the value as a hash does. Of five unknown clients with test sets of different sizes, the accuracy of the one
+with the smallest is then known five times as often as with 2^-8 (`test_finer_squares_would_tell_a_client`)."""
 
 LEAST_VARIANCE = 2.0 ** -(SQUARE_BITS + 1)
 """Largest error of a mean square: a variance below it cannot be told from 0."""
