@@ -27,6 +27,10 @@ that of the engine."""
 
 of_every_method = pytest.mark.parametrize("method", METHODS)
 of_representatives = pytest.mark.parametrize("method", REPRESENTATIVES)
+of_every_method_if_extended = pytest.mark.parametrize(
+    "method", [name if name in REPRESENTATIVES else pytest.param(name, marks=pytest.mark.extended) for name in METHODS]
+)
+"""As `of_every_method`; those that are not `REPRESENTATIVES` are tests for `make test-all`."""
 
 OF_METHOD: Mapping[str, Settings] = {"fedbn": {"target": "own_networks:with_batchnorm"}}
 """Settings that a method needs besides `SMALL`."""

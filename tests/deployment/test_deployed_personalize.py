@@ -18,7 +18,7 @@ from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.results.join_server import join_with_server
 from hyperfl_flwr.results.personalize import personalize
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 
 @dataclass(frozen=True, kw_only=True)

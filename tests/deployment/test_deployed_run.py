@@ -213,6 +213,7 @@ def assert_private_state_stays(made: LocalDeployment, output: Path) -> None:
     assert any(shared[:16] in content for content in contents)
 
 
+@pytest.mark.extended
 def test_ctrl_c_during_a_transfer_stops_the_run_and_nothing_else(
     two_nodes: LocalDeployment, network: Path, tmp_path: Path
 ) -> None:
@@ -241,6 +242,7 @@ def test_ctrl_c_during_a_transfer_stops_the_run_and_nothing_else(
     assert code == 0, err
 
 
+@pytest.mark.extended
 def test_a_killed_superlink_loses_nothing_even_if_it_moves_and_a_node_is_added(
     two_nodes: LocalDeployment, network: Path, straight: Path, tmp_path: Path
 ) -> None:
@@ -298,6 +300,7 @@ def three_nodes(two_nodes: LocalDeployment) -> LocalDeployment:
     return two_nodes
 
 
+@pytest.mark.extended
 def test_a_run_has_the_node_that_was_added_and_a_node_keeps_to_its_owners_budget(
     three_nodes: LocalDeployment, tmp_path: Path
 ) -> None:

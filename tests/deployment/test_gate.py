@@ -208,6 +208,7 @@ def test_the_list_of_a_reply_may_not_be_long(gate: LocalDeployment) -> None:
         assert status_of(gate, INSIDE, request(path, f"Content-Length: {size}", node=0, made=gate)) == status
 
 
+@pytest.mark.extended
 def test_a_run_goes_on_during_an_attack(gate: LocalDeployment, tmp_path: Path) -> None:
     """All attacks run repeatedly from the nodes' address while a run with messages above 20 MB completes.
 

@@ -32,7 +32,7 @@ from hyperfl_flwr.protocol.messages import HELLO
 from hyperfl_flwr.protocol.secure_sums.messages import KEY, UNMASK
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.timeout(1800)]
 
 KILLED, AWAY, ROUNDS = 1, 2, 3
 """Round after whose upload node 1 is killed; round that it misses; last round, in which the server is killed."""

@@ -22,7 +22,7 @@ from waiting import eventually
 
 from hyperfl_flwr.node.ledger import LEDGER, LedgerEntry, read_ledger
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.timeout(1800)]
 
 ROUNDS = 8
 DISTURBED = 2

@@ -71,6 +71,7 @@ def test_a_setting_that_an_older_run_did_not_know_counts_as_its_default():
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_a_process_that_dies_is_replaced(tmp_path, monkeypatch):
     """The first cell's process is killed from within: its cell is named, and the next cell gets a new process."""
     (tmp_path / "sitecustomize.py").write_text(

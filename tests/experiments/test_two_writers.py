@@ -57,6 +57,7 @@ def test_a_cell_that_another_process_trains_is_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_two_commands_share_the_cells_of_a_study(tmp_path: Path) -> None:
     """Two processes with the same command both succeed, and train each cell once."""
     command = [sys.executable, "-m", "hyperfl_flwr", "study", "table-1", "--quick", "--jobs", "1"]

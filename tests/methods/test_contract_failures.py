@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import REPRESENTATIVES, of_every_method, of_representatives
+from federations import REPRESENTATIVES, of_every_method, of_every_method_if_extended, of_representatives
 
 from clients.engine.base import BaseClient
 from hyperfl_flwr.app.methods import client_of
@@ -146,7 +146,7 @@ def test_private_parameters_that_are_no_numbers_are_not_stored(
     assert all(np.isfinite(value).all() for value in last_checkpoint(run)[0].values())
 
 
-@of_every_method
+@of_every_method_if_extended
 def test_a_client_that_fails_once_comes_back(method: str, federate: Federate) -> None:
     check_failing_client(method, federate)
 

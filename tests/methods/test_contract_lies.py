@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from federations import of_every_method, of_representatives
+from federations import of_every_method_if_extended, of_representatives
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from hyperfl_flwr.app.client import app
@@ -102,7 +102,7 @@ def test_a_node_that_lies_is_left_out_by_name(method: str, name: str, federate: 
         assert re.match(f"node {LIAR}: .*{reason}", text)
 
 
-@of_every_method
+@of_every_method_if_extended
 def test_no_honest_node_is_taken_for_a_liar(method: str, federate: Federate) -> None:
     """Honest updates pass even with max-update-ratio = 1.01, about a tenth of the default of 10."""
     run = federate(method, grid=plain_grid, num_rounds=3, max_update_ratio=1.01)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import REPRESENTATIVES, of_every_method, of_representatives
+from federations import REPRESENTATIVES, of_every_method_if_extended, of_representatives
 
 from clients.engine.base import BaseClient
 from hyperfl_flwr.app.methods import client_of
@@ -64,7 +64,7 @@ def alter_fit(patch: pytest.MonkeyPatch, method: str, alter: Callable[[int, Any]
     patch.setattr(client_class, "fit", altered)
 
 
-@of_every_method
+@of_every_method_if_extended
 def test_the_number_of_nodes_changes_nothing(method: str, federate: Federate, unequal: Settings) -> None:
     """Checkpoints of all rounds, private state, metrics and result equal those of a run on one node."""
     expected = results(federate(method, 1, **unequal))

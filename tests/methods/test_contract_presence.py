@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import of_every_method, of_representatives
+from federations import of_every_method_if_extended, of_representatives
 from flwr.app import ConfigRecord, Error, Message, MessageType
 
 from hyperfl_flwr.app.client import app
@@ -113,7 +113,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [row for row in metrics(run) if row["kind"] == "train"]
 
 
-@of_every_method
+@of_every_method_if_extended
 def test_a_node_that_is_away_in_a_round_comes_back(
     method: str, deploy: Deploy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from federations import REPRESENTATIVES, of_every_method, of_representatives
+from federations import REPRESENTATIVES, of_every_method_if_extended, of_representatives
 
 from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.launch.contract.faults import check_resume
@@ -12,13 +12,13 @@ from hyperfl_flwr.launch.contract.folders import metrics, outcome
 from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid
 
 
-@of_every_method
+@of_every_method_if_extended
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(method: str, federate: Federate) -> None:
     """Runs of `REPRESENTATIVES` are also killed in round 1, where there is no checkpoint yet, and in the last round."""
     check_resume(method, federate, thorough=method in REPRESENTATIVES)
 
 
-@of_every_method
+@of_every_method_if_extended
 def test_a_finished_run_is_prolonged_to_a_straight_longer_one(method: str, federate: Federate) -> None:
     """The last round of a short run trains all clients and is repeated; the prolonged run equals a straight one.
 

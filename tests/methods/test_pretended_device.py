@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import of_every_method
+from federations import of_every_method_if_extended
 from pretended_device import DEVICE, MixedDevicesError, PretendedDevice
 
 import hyperfl_flwr.app.node
@@ -106,7 +106,7 @@ def of_length(epochs: int) -> dict[str, Scalar]:
     return {"local_epochs": epochs, "batch_size": size // STEPS, "priv-hfl.local-steps": STEPS * epochs}
 
 
-@of_every_method
+@of_every_method_if_extended
 def test_a_method_has_the_losses_of_the_cpu_and_few_transfers(
     method: str, federate: Federate, train: Train, stacked_sizes: list[int]
 ) -> None:

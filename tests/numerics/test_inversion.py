@@ -89,6 +89,7 @@ def test_a_batch_is_recovered_without_classifier_and_labels():
     assert verdict(comparisons) == "recovered"
 
 
+@pytest.mark.extended
 def test_clipping_and_noise_defeat_what_succeeds_without():
     """The defence clips at the norm C of the change and adds noise of nm C; the same attack runs with and without it.
 

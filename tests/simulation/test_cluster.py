@@ -17,7 +17,11 @@ from waiting import eventually
 
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(obstacle()), reason=f"no namespaces: {obstacle()}")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(obstacle()), reason=f"no namespaces: {obstacle()}"),
+    pytest.mark.extended,
+]
 
 HYPERFL = Path(sys.executable).with_name("hyperfl")
 DIED_IN, ROUNDS, AFTER_RESUME = 3, 4, 5

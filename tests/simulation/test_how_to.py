@@ -62,6 +62,7 @@ def test_own_data(follow: Follow) -> None:
     assert 120 < sum(predicted) / len(predicted) < 180  # near the mean of the targets, in their unit
 
 
+@pytest.mark.extended
 def test_pretrained(follow: Follow) -> None:
     """A ResNet-18 with random weights gets adapters; the exported model predicts the digits of a file."""
     folder, digits = Path.cwd(), load_digits()
@@ -94,6 +95,7 @@ def test_many_clients(follow: Follow) -> None:
     assert (evaluated["clients"], evaluated["drawn_from"]) == (10, 20)
 
 
+@pytest.mark.extended
 def test_compare(follow: Follow) -> None:
     """The sweep has a row for each method and rate, the page compares two of them, and the study of the page runs.
 
@@ -122,6 +124,7 @@ def test_compare(follow: Follow) -> None:
     assert tables[1].endswith(" of 3 |")
 
 
+@pytest.mark.extended
 def test_flowers_own_commands(tmp_path: Path) -> None:
     """The lines work with a new home and port; the SuperLink that keeps running is found by its port and killed."""
     checkout = copy_checkout(tmp_path)
@@ -150,6 +153,7 @@ def test_flowers_own_commands(tmp_path: Path) -> None:
         assert str(folder) in done.stdout
 
 
+@pytest.mark.extended
 def test_export_and_join(follow: Follow) -> None:
     """A model is exported, used without this project and predicts a folder; then a new client joins the run."""
     folder = Path.cwd()

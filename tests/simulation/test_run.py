@@ -126,6 +126,7 @@ def assert_failed_and_told_the_way_on(
 
 
 @pytest.mark.timeout(1800)  # starts Ray three times
+@pytest.mark.extended
 def test_a_run_that_is_interrupted_and_killed_ends_as_if_nothing_had_happened(
     tmp_path: Path, undisturbed: Mapping[str, object]
 ) -> None:

@@ -30,6 +30,7 @@ def test_the_pages_example(follow: Follow, own_code: Path) -> None:
     assert manifest["model"]["factory"] == manifest["settings"]["target"] == "mynet:build"
 
 
+@pytest.mark.extended
 def test_both_on_ray(call: Call, own_code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The actors train the network with the method; changed sources cannot resume the run, the kept ones can.
 

@@ -16,7 +16,7 @@ from hyperfl_flwr.launch.flower_env import federation_config
 from hyperfl_flwr.launch.local_superlink import LocalSuperLink
 from hyperfl_flwr.results.personalize import personalize
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 
 def predictions(folder: Path) -> list[list[str]]:

@@ -120,6 +120,7 @@ def alive(pids: list[int]) -> list[processes.Process]:
     return [table[pid] for pid in pids if pid in table]
 
 
+@pytest.mark.extended
 def test_two_at_once_one_completes_and_one_fails(app: Path, tmp_path: Path) -> None:
     federation = federation_config(1, 1)
     with LocalSuperLink(tmp_path / "home") as first, LocalSuperLink() as second:
@@ -151,6 +152,7 @@ def test_two_at_once_one_completes_and_one_fails(app: Path, tmp_path: Path) -> N
     first.stop()
 
 
+@pytest.mark.extended
 def test_ray_is_started_again_if_the_machine_was_too_busy(
     app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +168,7 @@ def test_ray_is_started_again_if_the_machine_was_too_busy(
     assert (tmp_path / "slow-agent" / "slow").exists()
 
 
+@pytest.mark.extended
 def test_a_killed_simulation_is_a_failed_run_and_a_killed_supervisor_leaves_nothing(app: Path, tmp_path: Path) -> None:
     superlink = LocalSuperLink()
     with superlink:
@@ -223,6 +226,7 @@ def test_another_user_cannot_connect_to_the_superlink() -> None:
 RAY_CLIENT = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='FATAL')"
 
 
+@pytest.mark.extended
 def test_ray_of_a_shared_network_asks_for_a_token(app: Path, tmp_path: Path) -> None:
     """Without network namespaces Ray's ports are reachable, and its token protects them."""
     with LocalSuperLink(private=False) as superlink:

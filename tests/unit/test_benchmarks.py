@@ -36,6 +36,7 @@ def tiny(method, shape):
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
 @pytest.mark.parametrize("method", ["fedavg", "hyperfl"])
+@pytest.mark.extended
 def test_plain_loops_train_as_the_project_does(method, shape, tmp_path):
     """A client's round of four steps and three rounds of two clients give equal losses in both programs (float32)."""
     workload, work = tiny(method, shape)
@@ -51,6 +52,7 @@ def test_plain_loops_train_as_the_project_does(method, shape, tmp_path):
         assert min(rounds.wall) > 0
 
 
+@pytest.mark.extended
 def test_a_record_gives_the_tables_of_what_was_measured(monkeypatch):
     """A client's round is measured in a plain loop and in the project, each in a separate process; a row for each.
 
@@ -164,6 +166,7 @@ def test_records_have_a_commit_without_changes(file):
     assert "--quick" not in record.command
 
 
+@pytest.mark.extended
 def test_copies_of_transport():
     """Packing takes one copy of the arrays and reading none. Reducing takes four or three.
 
@@ -214,6 +217,7 @@ def test_the_parts_of_a_deployed_round():
     assert parts == {"waiting": 5, "begun": 1, "loading": 2, "imports": 1.0, "clients": 3.0, "sending": 1, "sent": 2}
 
 
+@pytest.mark.extended
 def test_costs_of_many_clients():
     """A run of forty clients has private state of those that a round has drawn, and all of its phases take time."""
     many_clients = importlib.import_module("benchmarks.many_clients")

@@ -252,6 +252,7 @@ def test_installs_from_nothing_and_again_only_after_a_change(bare: Project) -> N
     [("dep/last.py", signal.SIGKILL), ("dep/last.py", signal.SIGINT),
      ("dep-1.0.dist-info/INSTALLER", signal.SIGKILL), ("bin/dep", signal.SIGKILL)],
 )  # fmt: skip
+@pytest.mark.extended
 def test_continues_what_was_interrupted(project: Project, moment: str, number: int) -> None:
     hook = add_hook(project.packages, interruption(moment, number))
     project.fail("install")
@@ -261,6 +262,7 @@ def test_continues_what_was_interrupted(project: Project, moment: str, number: i
     assert project.make("install") == ""
 
 
+@pytest.mark.extended
 def test_continues_an_installation_of_pip_that_was_interrupted(bare: Project) -> None:
     hook = make_environment(bare.venv, interruption("pip/_internal/cli/main.py", signal.SIGKILL))
     bare.fail("install")
@@ -270,6 +272,7 @@ def test_continues_an_installation_of_pip_that_was_interrupted(bare: Project) ->
     assert bare.installed() == ALL
 
 
+@pytest.mark.extended
 def test_an_environment_that_was_half_made_is_made_again(bare: Project) -> None:
     script = bare.bin / "python"
     script.write_text(
@@ -283,6 +286,7 @@ def test_an_environment_that_was_half_made_is_made_again(bare: Project) -> None:
     assert bare.installed() == ALL
 
 
+@pytest.mark.extended
 def test_an_upgrade_that_was_interrupted_and_taken_back(project: Project) -> None:
     project.make("install")
     pins = (project.folder / "constraints.txt").read_text()
@@ -297,6 +301,7 @@ def test_an_upgrade_that_was_interrupted_and_taken_back(project: Project) -> Non
 
 @pytest.mark.parametrize("own", [["torch-2.9.1+cpu"], ["torch-2.9.1+cpu", "torchvision-0.24.1+cpu"],
                                  ["torch-2.15.0+cpu"]])  # fmt: skip
+@pytest.mark.extended
 def test_the_users_own_torch_is_kept(project: Project, own: list[str]) -> None:
     project.install_own(*own)
     kept = dict(name.split("-") for name in own)
@@ -308,6 +313,7 @@ def test_the_users_own_torch_is_kept(project: Project, own: list[str]) -> None:
     assert project.installed() == ALL | {"dep": "2.0"} | kept
 
 
+@pytest.mark.extended
 def test_a_torch_that_does_not_fit_is_an_error_and_stays(project: Project) -> None:
     project.install_own("torch-2.3.0+cpu")
     output = project.fail("install")
@@ -343,6 +349,7 @@ def test_a_python_that_is_missing(bare: Project) -> None:
     assert "not found" in output
 
 
+@pytest.mark.extended
 def test_a_python_without_venv(bare: Project, tmp_path: Path) -> None:
     hook = make_environment(tmp_path / "other", "import sys; sys.modules['venv'] = None\n")
     python = f"PYTHON={tmp_path}/other/bin/python"
@@ -354,6 +361,7 @@ def test_a_python_without_venv(bare: Project, tmp_path: Path) -> None:
     assert bare.installed() == ALL
 
 
+@pytest.mark.extended
 def test_a_python_without_ensurepip(bare: Project) -> None:
     hook = make_environment(bare.venv, "import sys; sys.modules['ensurepip'] = None\n")
     output = bare.fail("install")
@@ -373,6 +381,7 @@ def test_an_environment_of_another_python_is_made_again(project: Project) -> Non
     assert project.installed() == ALL
 
 
+@pytest.mark.extended
 def test_an_environment_that_was_moved_is_made_again(project: Project) -> None:
     project.make("install")
     project.folder = project.folder.rename(project.folder.with_name("moved"))
@@ -380,6 +389,7 @@ def test_an_environment_that_was_moved_is_made_again(project: Project) -> None:
     assert project.installed() == ALL
 
 
+@pytest.mark.extended
 def test_an_environment_that_has_lost_its_python_is_made_again(project: Project) -> None:
     (project.venv / "bin" / "python").unlink()
     (project.venv / "bin" / "python").symlink_to("/nowhere/python")
@@ -387,6 +397,7 @@ def test_an_environment_that_has_lost_its_python_is_made_again(project: Project)
     assert project.installed() == ALL
 
 
+@pytest.mark.extended
 def test_a_broken_pip_is_repaired(project: Project) -> None:
     project.install_own("torch-2.9.1+cpu")
     shutil.rmtree(project.packages / "pip" / "_internal")
