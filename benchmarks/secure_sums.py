@@ -29,8 +29,8 @@ from hyperfl_flwr.protocol.secure_sums.messages import (
     release_of,
     step_in,
 )
-from hyperfl_flwr.protocol.secure_sums.numbers import NumbersEncoding, Tally
-from hyperfl_flwr.protocol.secure_sums.thresholds import smallest_threshold, usual_colluding
+from hyperfl_flwr.protocol.secure_sums.numbers import SQUARES_FROM, NumbersEncoding, Tally
+from hyperfl_flwr.protocol.secure_sums.thresholds import smallest_threshold, unknown_clients, usual_colluding
 from hyperfl_flwr.protocol.sizes import content_bytes
 
 REPETITIONS = 5
@@ -94,9 +94,12 @@ class _Nodes:
             NodeRow(partition=number, key=public_of(key), signature="", clients=(number,), versions=(0,))
             for number, key in self.keys.items()
         ]
+        colluding = usual_colluding(num_nodes)
+        threshold = smallest_threshold(num_nodes, colluding)
         self.header = Header(
-            session="0" * 32, experiment="0" * 16, round=1, phase="train", nodes=tuple(rows),
-            threshold=smallest_threshold(num_nodes, usual_colluding(num_nodes)), max_examples=1000, metrics=METRICS,
+            session="0" * 32, experiment="0" * 16, round=1, phase="train", nodes=tuple(rows), threshold=threshold,
+            max_examples=1000, metrics=METRICS,
+            squares=unknown_clients([1] * num_nodes, threshold, colluding) >= SQUARES_FROM,
             settings=settings_digest({}), arrays=arrays_digest(received),
         )  # fmt: skip
 
@@ -112,7 +115,7 @@ class _Nodes:
     @property
     def numbers(self) -> NumbersEncoding:
         """Encoding of counts and metrics."""
-        return NumbersEncoding(metrics=METRICS, num_clients=len(self.keys))
+        return NumbersEncoding(metrics=METRICS, num_clients=len(self.keys), squares=self.header.squares)
 
     def reply(self, partition: int, message: RecordDict) -> RecordDict:
         """Return a node's reply to TRAIN."""

@@ -38,6 +38,7 @@ def header_of(partitions: Sequence[int], threshold: int, number: int = 1, phase:
         threshold=threshold,
         max_examples=1000,
         metrics=("train-loss", "personalized-accuracy"),
+        squares=False,
         settings="5e" * 32,
         arrays="a5" * 32,
     )

@@ -120,6 +120,7 @@ class SecureFederation(InProcessGrid):
             threshold=2,
             max_examples=self.config.secagg.max_examples_of(()),
             metrics=client_of(self.config.method).metric_names(self.config, phase, 1),
+            squares=False,
             settings=settings_digest(RunConfig.from_flat(self.settings).flat()),
             arrays=arrays_digest(self.initial),
         )
@@ -173,7 +174,7 @@ class SecureFederation(InProcessGrid):
     ) -> tuple[NDArray[np.uint32], Tally]:
         """Ask nodes for shares, and return the opened sums."""
         size = self.encoding(header).size if header.phase == "train" else 0
-        numbers = NumbersEncoding(metrics=header.metrics, num_clients=header.num_clients)
+        numbers = NumbersEncoding(metrics=header.metrics, num_clients=header.num_clients, squares=header.squares)
         step = Step(header=header, transcript=transcript_of(header.to_bytes()))
         opening = Opening(step=step, size=size, num_numbers=numbers.size)
         for number, reply in replies.items():

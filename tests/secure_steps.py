@@ -87,6 +87,7 @@ def header_for(nodes: Sequence[SecureNode], /, **changes: Any) -> Header:
         threshold=len(nodes),
         max_examples=TERMS.max_examples,
         metrics=METRICS,
+        squares=False,
         settings=SETTINGS,
         arrays=arrays_digest(RECEIVED),
     )
@@ -122,7 +123,7 @@ def accept(node: SecureNode, header: Header) -> Step:
 
 def uploaded(node: SecureNode, header: Header, vector: Sequence[int] = (1, 2, 3)) -> Upload:
     """Return a node's upload of a vector [3], and of the numbers of one client."""
-    encoding = NumbersEncoding(metrics=header.metrics, num_clients=header.num_clients)
+    encoding = NumbersEncoding(metrics=header.metrics, num_clients=header.num_clients, squares=header.squares)
     numbers = encoding.encode([{"accuracy": 0.5, "loss": 1.0}], num_examples=20, saturated=0)
     return node.mask(accept(node, header), np.array(vector, np.uint32), numbers)
 

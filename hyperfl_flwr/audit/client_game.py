@@ -27,7 +27,7 @@ from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
 from hyperfl_flwr.protocol.secure_sums.encoding import Encoding
 from hyperfl_flwr.protocol.secure_sums.noise import SumNoise, add_noise
-from hyperfl_flwr.protocol.secure_sums.thresholds import noise_shares, smallest_threshold
+from hyperfl_flwr.protocol.secure_sums.thresholds import smallest_threshold, unknown_nodes
 from strategies.engine.client_privacy import noisy_means
 
 _KEY = "model/weight"
@@ -119,7 +119,7 @@ class ClientGame(Game):
             noise=noise,
             num_nodes=NODES,
         )
-        unknown = noise_shares(NODES, smallest_threshold(NODES, 0), 0)
+        unknown = unknown_nodes(NODES, smallest_threshold(NODES, 0), 0)
         share = noise.share(encoding.largest, encoding.size, unknown)
         total = encoding.new_sum()
         for client, part in enumerate(takes_part):

@@ -18,7 +18,7 @@ from hyperfl_flwr.data.federated_data import FederatedData
 from hyperfl_flwr.data.partition.registry import EQUAL_SIZES
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.targets import PERCEPTRONS
-from hyperfl_flwr.protocol.secure_sums.thresholds import noise_shares
+from hyperfl_flwr.protocol.secure_sums.thresholds import unknown_nodes
 
 FEW_SAMPLES = 8
 """Number of samples up to which images count as open in any network, after any number of steps."""
@@ -121,7 +121,7 @@ def _noise_of_a_mean(config: RunConfig, num_nodes: int, clients: int) -> float:
     if privacy.noise == "server":
         return noise
     colluding, threshold = config.secagg.colluding_of(num_nodes), config.secagg.threshold_of(num_nodes, num_nodes)
-    return noise * math.sqrt(num_nodes / max(1, noise_shares(num_nodes, threshold, colluding)))
+    return noise * math.sqrt(num_nodes / max(1, unknown_nodes(num_nodes, threshold, colluding)))
 
 
 def _fitting(multiplier: float) -> str:

@@ -16,7 +16,7 @@ from hyperfl_flwr.protocol.secure_sums.masks import Step
 from hyperfl_flwr.protocol.secure_sums.messages import SecureReply
 from hyperfl_flwr.protocol.secure_sums.noise import add_noise
 from hyperfl_flwr.protocol.secure_sums.numbers import NumbersEncoding
-from hyperfl_flwr.protocol.secure_sums.thresholds import noise_shares
+from hyperfl_flwr.protocol.secure_sums.thresholds import unknown_nodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class SecureCohort:
                 f"this run's sums suffices for {colluding} (secagg.colluding); raise secagg.colluding to "
                 f"{self.node.max_colluding}, or lower max-colluding"
             )
-        unknown = noise_shares(len(header.nodes), header.threshold, colluding)
+        unknown = unknown_nodes(len(header.nodes), header.threshold, colluding)
         if not unknown:
             raise RefusalError(
                 f"with {len(header.nodes)} nodes and the threshold {header.threshold}, a sum need not have noise that "
@@ -98,7 +98,8 @@ class SecureCohort:
         upload = None
         # A node without a finished client must not count as one of those that hide each other.
         if result.results:
-            encoding = NumbersEncoding(metrics=step.header.metrics, num_clients=step.header.num_clients)
+            header = step.header
+            encoding = NumbersEncoding(metrics=header.metrics, num_clients=header.num_clients, squares=header.squares)
             numbers = encoding.encode(
                 [client.metrics for client in result.results],
                 num_examples=total.num_examples if total else 0,

@@ -31,7 +31,8 @@ from hyperfl_flwr.protocol.secure_sums.messages import (
     step_in,
 )
 from hyperfl_flwr.protocol.secure_sums.noise import SumNoise
-from hyperfl_flwr.protocol.secure_sums.thresholds import MOST_NODES, crowd
+from hyperfl_flwr.protocol.secure_sums.numbers import SQUARES_FROM
+from hyperfl_flwr.protocol.secure_sums.thresholds import MOST_NODES, crowd, unknown_clients
 
 LARGEST = 1e30
 """Largest magnitude of a received element, so that no range of the encoding overflows."""
@@ -127,6 +128,7 @@ class SecureNode:
         self._check_nodes(header, terms.num_clients)
         self._check_keys(header)
         self._check_crowd(header)
+        self._check_squares(header)
         _check_settings(header, terms, phase)
         if PER_CLIENT_ARRAYS in content:
             _refuse("a secure sum has no arrays for single clients")
@@ -195,6 +197,19 @@ class SecureNode:
                 f"with {len(header.nodes)} nodes and the threshold {header.threshold}, a sum could cover only {honest} "
                 f"honest nodes if {self.max_colluding} collude (max-colluding of this node), but its owner requires "
                 f"min-cohort = {self.min_cohort}; let more nodes take part, or raise secagg.threshold"
+            )
+
+    def _check_squares(self, header: Header) -> None:
+        """Refuse sums of squares in which an attacker does not know enough clients."""
+        if not header.squares:
+            return
+        clients = [len(row.clients) for row in header.nodes]
+        unknown = unknown_clients(clients, header.threshold, self.max_colluding)
+        if unknown < SQUARES_FROM:
+            _refuse(
+                f"squares of metrics would be summed in which others need not know only {unknown} clients, less than "
+                f"{SQUARES_FROM}, if {self.max_colluding} nodes collude (max-colluding of this node); raise "
+                f"secagg.colluding to {self.max_colluding}, or lower max-colluding"
             )
 
 

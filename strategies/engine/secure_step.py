@@ -28,8 +28,8 @@ from hyperfl_flwr.protocol.secure_sums.messages import (
     header_record,
     release_of,
 )
-from hyperfl_flwr.protocol.secure_sums.numbers import NumbersEncoding, Tally
-from hyperfl_flwr.protocol.secure_sums.thresholds import crowd
+from hyperfl_flwr.protocol.secure_sums.numbers import SQUARES_FROM, NumbersEncoding, Tally
+from hyperfl_flwr.protocol.secure_sums.thresholds import crowd, unknown_clients
 from hyperfl_flwr.protocol.sizes import content_bytes
 from hyperfl_flwr.server.exchange import Exchange, first_replies
 from hyperfl_flwr.server.handshake import Node
@@ -103,36 +103,14 @@ class SecureStep:
         received: SharedArrays,
         requests: Sequence[tuple[Node, Request]],
     ) -> None:
-        settings = context.config.secagg
+        self._context, self._ask, settings = context, ask, context.config.secagg
         summed = select(received, context.reductions, lambda each: each is not Reduction.DOWN)
-        rows = tuple(
-            NodeRow(
-                partition=node.partition,
-                key=node.properties[KEY],
-                signature=node.properties[SIGNATURE],
-                clients=tuple(request.clients),
-                versions=tuple(request.versions),
-            )
-            for node, request in sorted(requests, key=lambda pair: pair[0].partition)
-        )
-        header = Header(
-            session=secure.session,
-            experiment=context.experiment,
-            round=requests[0][1].round,
-            phase=phase,
-            nodes=rows,
-            threshold=settings.threshold_of(context.federation.num_nodes, len(rows)),
-            max_examples=settings.max_examples_of(context.federation.num_examples.values()),
-            metrics=tuple(secure.metric_names(phase, requests[0][1].round)),
-            settings=secure.settings,
-            arrays=arrays_digest(received),
-        )
-        self._context, self._ask, num_nodes = context, ask, context.federation.num_nodes
-        self.crowd = crowd(len(rows), header.threshold, settings.colluding_of(num_nodes))
+        header = _header_of(context, secure, phase, received, requests)
+        self.crowd = crowd(len(header.nodes), header.threshold, settings.colluding_of(context.federation.num_nodes))
         self._header = header.to_bytes()
         self._requests = {node.partition: (node, request) for node, request in requests}
         self._finished: dict[int, list[int]] = {}
-        self._numbers = NumbersEncoding(metrics=header.metrics, num_clients=header.num_clients)
+        self._numbers = NumbersEncoding(metrics=header.metrics, num_clients=header.num_clients, squares=header.squares)
         self._encoding: Encoding | None = None
         if phase == "train":
             self._encoding = Encoding(
@@ -143,7 +121,7 @@ class SecureStep:
                 range=settings.range,
                 least_range=context.config.privacy.least_range,
                 noise=context.config.privacy.sum_noise,
-                num_nodes=len(rows),
+                num_nodes=len(header.nodes),
             )
         self._bounds = Bounds(
             max_ratio=context.config.max_update_ratio,
@@ -283,3 +261,39 @@ class SecureStep:
             if (limits := limits_of(name)) and not limits[0] <= mean <= limits[1]:
                 raise UnmaskError(f"the mean {name} is {mean:.3g}: a node has uploaded something else")
         return tally
+
+
+def _header_of(
+    context: ServerContext,
+    secure: SecureContext,
+    phase: Phase,
+    received: SharedArrays,
+    requests: Sequence[tuple[Node, Request]],
+) -> Header:
+    """Return the terms of a step; arguments as for `SecureStep`."""
+    settings, num_nodes = context.config.secagg, context.federation.num_nodes
+    rows = tuple(
+        NodeRow(
+            partition=node.partition,
+            key=node.properties[KEY],
+            signature=node.properties[SIGNATURE],
+            clients=tuple(request.clients),
+            versions=tuple(request.versions),
+        )
+        for node, request in sorted(requests, key=lambda pair: pair[0].partition)
+    )
+    threshold = settings.threshold_of(num_nodes, len(rows))
+    unknown = unknown_clients([len(row.clients) for row in rows], threshold, settings.colluding_of(num_nodes))
+    return Header(
+        session=secure.session,
+        experiment=context.experiment,
+        round=requests[0][1].round,
+        phase=phase,
+        nodes=rows,
+        threshold=threshold,
+        max_examples=settings.max_examples_of(context.federation.num_examples.values()),
+        metrics=tuple(secure.metric_names(phase, requests[0][1].round)),
+        squares=unknown >= SQUARES_FROM,
+        settings=secure.settings,
+        arrays=arrays_digest(received),
+    )

@@ -122,6 +122,7 @@ def test_the_node_starts_with_its_own_key(machines: Machines) -> None:
         shutil.move(machines.made.nodes[0].folder, node)
 
 
+@pytest.mark.extended
 def test_flowers_check_of_apps_refuses_every_app_that_is_submitted_from_a_folder(machines: Machines) -> None:
     """If this fails, Flower can check such apps now, and the page has to say how owners use it."""
     node = machines.made.nodes[1]

@@ -28,7 +28,7 @@ from hyperfl_flwr.runs.run_directory import RunDirectory, read_manifest, read_me
 from hyperfl_flwr.runs.summary import NOT_KNOWN, summarise
 
 SECURE: Settings = {"secagg.enabled": True, "data.train-samples": 20}
-TEN: Settings = SECURE | {"num_clients": 10, "data.test-samples": 10}
+TWENTY: Settings = SECURE | {"num_clients": 20, "data.test-samples": 10}
 """Settings of a run of enough clients for standard deviations, with few test samples, so that they are not small."""
 
 
@@ -37,15 +37,18 @@ def trainings(run: Path) -> list[dict[str, float]]:
 
 
 def test_a_summary_has_the_opened_means_and_no_client(federate: Federate) -> None:
-    """Five clients have no standard deviation; ten have one, close to that of the plain run."""
-    run = federate("fedrep", 3, **SECURE)
+    """Ten clients on five nodes have no standard deviation, since an attacker may know four of them.
+
+    Twenty on three nodes have one, close to that of the plain run.
+    """
+    run = federate("fedrep", 5, **SECURE, num_clients=10)
     summary, last = json.loads((run / "summary.json").read_text()), trainings(run)[-1]
-    assert (summary["test_accuracy"], summary["test_accuracy_num_clients"]) == (last["personalized_accuracy"], 5)
+    assert (summary["test_accuracy"], summary["test_accuracy_num_clients"]) == (last["personalized_accuracy"], 10)
     for name in ("worst", "worst_decile", "per_client", "std"):
         assert summary[f"test_accuracy_{name}"] is None
     assert summary["unmask_seconds_per_round"] == statistics.median(row["unmask_seconds"] for row in trainings(run))
     assert summary["saturated"] == sum(row["saturated"] for row in trainings(run))
-    many, plain = (summarise(federate("fedrep", 3, **{**TEN, "secagg.enabled": value})) for value in (True, False))
+    many, plain = (summarise(federate("fedrep", 3, **{**TWENTY, "secagg.enabled": value})) for value in (True, False))
     assert many["test_accuracy_std"] == pytest.approx(plain["test_accuracy_std"], abs=0.03)
     assert many["test_accuracy"] == pytest.approx(plain["test_accuracy"], abs=0.01)
     assert "saturated" not in plain
@@ -64,8 +67,8 @@ def test_a_round_that_was_not_opened_has_no_numbers(federate: Federate) -> None:
 
 
 def test_the_page_says_what_is_known(federate: Federate) -> None:
-    """It names threshold, nodes and seconds of UNMASK, has the deviation of ten clients, and draws no single client."""
-    run = federate("fedrep", 5, plots=True, **TEN)
+    """It names threshold, nodes and seconds of UNMASK, has the deviation of twenty clients, and draws none of them."""
+    run = federate("fedrep", 5, plots=True, **TWENTY)
     text = write_report(run).read_text()
     page = Page(text)
     assert "With 5 nodes present, 4 had to answer to open a sum; at most 1 of them" in text

@@ -256,7 +256,7 @@ def numbers_of(encoding, clients, **counts):
 
 
 def test_counts_and_metrics_of_two_nodes():
-    encoding = NumbersEncoding(metrics=["accuracy", "loss"], num_clients=5)
+    encoding = NumbersEncoding(metrics=["accuracy", "loss"], num_clients=5, squares=False)
     nodes = [
         numbers_of(encoding, [{"accuracy": 0.5, "loss": 2.0}, {"accuracy": 1.0, "loss": -1.5}], num_examples=300),
         numbers_of(encoding, [{"loss": 0.25, "accuracy": 0.75, "other": 9.0}], num_examples=50, saturated=7),
@@ -274,7 +274,7 @@ def test_means_and_deviations(values):
 
     What is smaller than the error of a mean square is left out.
     """
-    encoding = NumbersEncoding(metrics=["loss"], num_clients=len(values))
+    encoding = NumbersEncoding(metrics=["loss"], num_clients=len(values), squares=True)
     parts = [numbers_of(encoding, [{"loss": value} for value in part]) for part in (values[:4], values[4:])]
     tally = encoding.decode(parts[0] + parts[1])
     assert tally.means["loss"] == pytest.approx(np.mean(values), abs=2**-13)
@@ -286,7 +286,7 @@ def test_means_and_deviations(values):
 
 def test_a_deviation_that_is_not_resolved_is_not_told():
     """Twelve accuracies of 66, 67 or 68 right answers of 69 have a deviation of 1.2 points, four with 60 one of 5.2."""
-    encoding = NumbersEncoding(metrics=["accuracy"], num_clients=12)
+    encoding = NumbersEncoding(metrics=["accuracy"], num_clients=12, squares=True)
     for right, shown in ([66, 67, 68] * 4, {}), ([60, 67, 68] * 4, {"accuracy": pytest.approx(0.0516, abs=0.01)}):
         assert np.std(np.divide(right, 69)) == pytest.approx(0.0516 if shown else 0.0118, abs=1e-4)
         total = numbers_of(encoding, [{"accuracy": number / 69} for number in right])
@@ -323,15 +323,12 @@ def test_finer_squares_would_tell_a_client():
     assert known(12) > 4.9 * known(SQUARE_BITS)
 
 
-def test_no_squares_of_few_clients():
-    """The sum and the sum of squares of few values give the values, up to their order."""
-    sizes = [NumbersEncoding(metrics=["loss", "accuracy"], num_clients=count).size for count in (1, 9, 10, 1000)]
-    assert sizes == [6, 6, 8, 8]
-    for count in (9, 10):
-        encoding = NumbersEncoding(metrics=["loss"], num_clients=count)
-        total = numbers_of(encoding, [{"loss": 3.0}] * (count - 5) + [{"loss": 5.0}] * 5)
-        assert total.size == encoding.size
-        assert encoding.decode(total).stds == ({} if count == 9 else {"loss": 1.0})
+@pytest.mark.parametrize(("squares", "stds"), [(False, {}), (True, {"loss": 1.0})])
+def test_squares_only_where_the_step_has_them(squares, stds):
+    encoding = NumbersEncoding(metrics=["loss"], num_clients=10, squares=squares)
+    total = numbers_of(encoding, [{"loss": 3.0}] * 5 + [{"loss": 5.0}] * 5)
+    assert total.size == encoding.size == 5 + squares
+    assert encoding.decode(total).stds == stds
 
 
 @pytest.mark.parametrize(
@@ -340,7 +337,7 @@ def test_no_squares_of_few_clients():
 )
 def test_unusual_metrics_count_as_the_bound(value, counted):
     """Every client adds every metric, so that a mean is over a known number of clients."""
-    encoding = NumbersEncoding(metrics=["loss"], num_clients=2)
+    encoding = NumbersEncoding(metrics=["loss"], num_clients=2, squares=False)
     unusual = {} if value is None else {"loss": value}
     tally = encoding.decode(numbers_of(encoding, [unusual, {"loss": 0.0}]))
     assert tally.means == {"loss": counted * LARGEST_METRIC / 2}
@@ -350,7 +347,7 @@ def test_unusual_metrics_count_as_the_bound(value, counted):
 def test_numbers_do_not_overflow(value):
     """2^20 clients with the largest metrics."""
     most = 2**20
-    encoding = NumbersEncoding(metrics=["loss"], num_clients=most)
+    encoding = NumbersEncoding(metrics=["loss"], num_clients=most, squares=True)
     one = numbers_of(encoding, [{"loss": value}], num_examples=2**40, saturated=2**31)
     tally = encoding.decode(one * np.uint64(most))
     assert tally.means == {"loss": value}
@@ -360,7 +357,7 @@ def test_numbers_do_not_overflow(value):
 
 @pytest.mark.parametrize("counts", [(0, 0), (0, 2), (3, 2), (1, 5), (-1, 2), (1, -2), (2**63, 1)])
 def test_impossible_counts_are_refused(counts):
-    encoding = NumbersEncoding(metrics=["loss"], num_clients=4)
+    encoding = NumbersEncoding(metrics=["loss"], num_clients=4, squares=False)
     total = np.array([counts[0] % 2**64, counts[1] % 2**64, 0, 0, 0], np.uint64)
     with pytest.raises(ValueError, match="counts of the opened sum are impossible"):
         encoding.decode(total)
@@ -369,7 +366,7 @@ def test_impossible_counts_are_refused(counts):
 def test_a_sum_of_accuracies_does_not_tell_the_summands():
     """Three clients with 97, 101 and 113 test samples: many accuracies have the opened sum, and one the exact sum."""
     sizes, right = (97, 101, 113), (88, 79, 105)
-    encoding = NumbersEncoding(metrics=["accuracy"], num_clients=3)
+    encoding = NumbersEncoding(metrics=["accuracy"], num_clients=3, squares=False)
     clients = [{"accuracy": count / size} for count, size in zip(right, sizes, strict=True)]
     opened = int(numbers_of(encoding, clients)[4])
     counts = np.meshgrid(*(np.arange(size + 1) for size in sizes), indexing="ij")

@@ -11,7 +11,7 @@ from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.protocol.secure_sums import noise as module
 from hyperfl_flwr.protocol.secure_sums.encoding import Encoding
 from hyperfl_flwr.protocol.secure_sums.noise import LEAST_STD, SumNoise, add_noise
-from hyperfl_flwr.protocol.secure_sums.thresholds import noise_shares
+from hyperfl_flwr.protocol.secure_sums.thresholds import unknown_nodes
 
 SHAPES = {"net/a": (60, 500), "net/b": (20_000,)}
 SIZE = 50_000
@@ -52,7 +52,7 @@ def in_float64(arrays):
 def test_the_opened_mean_has_the_noise(nodes, colluding, threshold, present):
     """Standard deviation z C sqrt(present / G) / N within 2 percent, at least z C / N; Gaussian; some nodes gone."""
     arrays, norm, z = in_float64(received()), 0.5, 0.3
-    unknown = noise_shares(nodes, threshold, colluding)
+    unknown = unknown_nodes(nodes, threshold, colluding)
     encoding = encoding_of(arrays, clients=2 * nodes, nodes=nodes, multiplier=z, clip_norm=norm)
     share = encoding.noise.share(encoding.largest, encoding.size, unknown)
     total, clients = encoding.new_sum(), [changed(arrays, norm, seed) for seed in range(2 * present)]
@@ -76,7 +76,7 @@ def test_the_shares_that_an_attacker_does_not_know_have_the_noise_together():
     noise = SumNoise(clip_norm=2.0, multiplier=0.7)
     for nodes, threshold in combinations(range(2, 13), 2):
         for colluding in range(nodes):
-            unknown = noise_shares(max(nodes, threshold), min(nodes, threshold), colluding)
+            unknown = unknown_nodes(max(nodes, threshold), min(nodes, threshold), colluding)
             if unknown:
                 largest = noise.largest(40, max(nodes, threshold))
                 share = noise.share(largest, 10_000, unknown)

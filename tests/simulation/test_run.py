@@ -183,6 +183,7 @@ def listening(pids: list[int]) -> list[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").is_file(), reason="ports are read from Linux's /proc")
+@pytest.mark.extended
 def test_the_in_process_engine_opens_no_port_and_gives_the_same_numbers(
     tmp_path: Path, undisturbed: Mapping[str, object]
 ) -> None:

@@ -34,6 +34,7 @@ def test_without_a_gpu_it_says_so_and_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_its_commands_are_ones_that_exist(gpu: ModuleType, tmp_path: Path) -> None:
     """The tests for CUDA are found, those of the golden sequences too, and the run's settings are valid."""
     words = gpu.commands(tmp_path)

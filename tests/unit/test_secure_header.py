@@ -48,9 +48,9 @@ def test_the_bytes_do_not_change_between_versions_of_the_project():
         '{"clients":[0,1],"key":"' + keys[0] + '","partition":0,"signature":"","versions":[0,0]},'
         '{"clients":[6,7],"key":"' + keys[1] + '","partition":3,"signature":"","versions":[0,0]}],'
         '"phase":"train","round":1,"session":"0123456789abcdef0123456789abcdef",'
-        '"settings":"' + "5e" * 32 + '","threshold":2,"version":1}'
+        '"settings":"' + "5e" * 32 + '","squares":false,"threshold":2,"version":2}'
     )
-    expected = "dd08a230d2fd3c459f4562cec59e622eaeae3bf3fcef2dd49ec5e96700f01db7"
+    expected = "7299205849768d81b140cd5d8aa7c8e582e4be3643577fd07caa84aca841f42f"
     assert transcript_of(header.to_bytes()).hex() == expected
 
 
@@ -68,6 +68,7 @@ OTHERS = {
     "threshold": 2,
     "max_examples": 999,
     "metrics": ["personalized-accuracy", "train-loss"],
+    "squares": True,
     "settings": "f" * 64,
     "arrays": "f" * 64,
 }
@@ -89,7 +90,7 @@ def test_every_field_is_part_of_the_transcript():
     assert set(OTHERS_OF_A_ROW) == set(json.loads(DATA)["nodes"][1])
     for data in found:
         assert Header.from_bytes(data).to_bytes() == data
-    assert len({transcript_of(data) for data in found}) == len(found) == 16
+    assert len({transcript_of(data) for data in found}) == len(found) == 17
 
 
 WRONG = {
@@ -101,10 +102,11 @@ WRONG = {
     "max_examples": [0, -1, True, 1000.0, "auto", None, 2**41],
     "metrics": ["abc", "", {}, {"loss": 1}, 5, None, ["A"], [""], [1], [None], ["a", "a"], [["a"]], ["a b"],
                 ["a" * 101], [f"m{number}" for number in range(101)]],
+    "squares": [0, 1, "true", None, []],
     "settings": ["", "0" * 63, "G" * 64, 5, None],
     "arrays": ["", "0" * 65, "0" * 63 + "A", 5, None],
     "nodes": [5, None, "", {}, [5], [None], [[]], [{}], ["abc"]],
-    "version": [0, 2, "1", None, []],
+    "version": [0, 1, 3, "2", None, []],
 }  # fmt: skip
 WRONG_IN_A_ROW = {
     "partition": [-1, 0, 5, 6, True, 2.0, "2", None, [2]],
@@ -158,15 +160,15 @@ def test_fields_of_a_row_are_neither_missing_nor_unknown(name):
         DATA + b"\n",
         DATA.replace(b'"round":7', b'"round":7.0'),
         DATA.replace(b'"round":7', b'"round":7e0'),
-        DATA.replace(b'"version":1', b'"version":1.0'),
-        DATA.replace(b'"version":1', b'"version":true'),
+        DATA.replace(b'"version":2', b'"version":2.0'),
+        DATA.replace(b'"squares":false', b'"squares":0'),
         DATA.replace(b'"train"', b'"\\u0074rain"'),
-        DATA.replace(b"{", b'{"version":1,', 1).replace(b',"version":1}', b"}"),
+        DATA.replace(b"{", b'{"version":2,', 1).replace(b',"version":2}', b"}"),
         b"\xef\xbb\xbf" + DATA,
         DATA.decode().encode("utf-16"),
         DATA.decode().encode("utf-32"),
     ],
-    ids=["duplicate", "space", "newline", "float", "exponent", "float-version", "bool-version", "escape", "order",
+    ids=["duplicate", "space", "newline", "float", "exponent", "float-version", "number-squares", "escape", "order",
          "byte-order-mark", "utf-16", "utf-32"],
 )  # fmt: skip
 def test_other_encodings_of_the_same_header_are_refused(data):
@@ -179,7 +181,7 @@ def test_other_encodings_of_the_same_header_are_refused(data):
 @pytest.mark.parametrize(
     "data",
     [
-        b"", b"{", b"[]", b"5", b"null", b'"text"', b"\xff\xfe", b"{}", b'{"version":1}', b"NaN",
+        b"", b"{", b"[]", b"5", b"null", b'"text"', b"\xff\xfe", b"{}", b'{"version":2}', b"NaN",
         b"[" * 100_000, b'{"version":' * 100_000, b'{"version":' + b"9" * 10_000 + b"}",
         DATA.replace(b'"round":7', b'"round":NaN'), DATA.replace(b'"round":7', b'"round":' + b"[" * 5000 + b"]" * 5000),
         DATA.replace(b'"train-loss"', b"[" * 500 + b"]" * 500),

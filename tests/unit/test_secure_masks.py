@@ -257,11 +257,11 @@ def test_golden_upload(monkeypatch):
     nodes = Nodes(step_of(header_of([0, 1, 4], 2)), size=5)
     nodes.vectors[1], nodes.numbers[1] = np.arange(5, dtype=np.uint32), np.arange(3, dtype=np.uint64)
     upload = nodes.upload(1)
-    assert upload.vector.tolist() == [2273344673, 1282804887, 2316784236, 1418501508, 4120440204]
-    assert upload.numbers.tolist() == [15709425733090275371, 6760001554743591952, 2288263777028224111]
+    assert upload.vector.tolist() == [2642759907, 3514984315, 1260468062, 641882963, 3401016]
+    assert upload.numbers.tolist() == [2213038975312395704, 14925880204487947396, 18432883660237548612]
     assert list(upload.boxes) == [0, 1, 4]
     assert hashlib.sha256(b"".join(upload.boxes.values())).hexdigest() == (
-        "c84b56dfce614267f0f4b75db189fbba2d929d2c082a7118253f5f49db494fb5"
+        "36e0665ba38f0be1801126018941af81a64f0294676cd7db6b04a75921ed62ca"
     )
 
 

@@ -28,6 +28,7 @@ from hyperfl_flwr.core.errors import RefusalError, for_others
 from hyperfl_flwr.node.secure_cohort import SecureCohort
 from hyperfl_flwr.node.secure_session import MOST_UPLOADS, SimulatedSessions, StoredSessions
 from hyperfl_flwr.node.secure_sums import SecureNode
+from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.messages import PER_CLIENT_ARRAYS, Reduction, Request
 from hyperfl_flwr.protocol.secure_sums.header import Header, NodeRow, arrays_digest
 from hyperfl_flwr.protocol.secure_sums.keys import public_of, sign_key, simulated_key
@@ -105,7 +106,7 @@ BYTES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "missing key": (lambda data: data.replace(b'"round":1,', b""), "it is not a header: TypeError"),
     "list": (lambda data: b"[" + data + b"]", "it is not a header: TypeError"),
     "number for a list": (lambda data: data.replace(b'["accuracy","loss"]', b"5"), "the header's metrics is invalid"),
-    "version": (lambda data: data.replace(b'"version":1', b'"version":2'), "another version of the protocol"),
+    "version": (lambda data: data.replace(b'"version":2', b'"version":3'), "another version of the protocol"),
     "size": (lambda data: data + b" " * 2**24, "a header must have at most 16777216 bytes"),
 }
 
@@ -338,3 +339,32 @@ def test_noise_on_the_sum_needs_equal_weights(tmp_path: Path) -> None:
     request = request_for(header, nodes[0])
     with pytest.raises(RefusalError, match="no mean with equal weights"):
         nodes[0].accept(content_for(header, request), "train", request, RECEIVED, terms)
+
+
+@pytest.mark.parametrize(
+    ("clients", "colluding", "unknown"),
+    [
+        (15, 0, None),  # three on each node: a node whose owner reads the results does not know twelve
+        (10, 0, 8),
+        (20, 2, None),
+        (20, 3, 8),
+    ],
+)
+def test_squares_are_summed_of_ten_unknown_clients(
+    clients: int, colluding: int, unknown: int | None, tmp_path: Path
+) -> None:
+    """Of five nodes, all of which must answer; sums without squares are formed of fewer."""
+    nodes = nodes_in(tmp_path, 5, max_colluding=colluding, min_cohort=2)
+    hosted = [tuple(clients_of_node(number, 5, clients)) for number in range(5)]
+    rows = [
+        replace(row, clients=each, versions=(0,) * len(each)) for row, each in zip(rows_of(nodes), hosted, strict=True)
+    ]
+    terms = replace(TERMS, num_clients=clients)
+    plain = header_for(nodes, nodes=tuple(rows))
+    header = replace(plain, squares=True)
+    request = request_for(header, nodes[0])
+    if unknown is not None:
+        reason = refused(nodes[0], header, request, terms=terms)
+        assert f"need not know only {unknown} clients, less than 10, if {colluding} nodes collude" in reason
+        header = plain
+    nodes[0].accept(content_for(header, request), "train", request, RECEIVED, terms)

@@ -1,14 +1,19 @@
 """Thresholds of secure sums, and the number of honest nodes that they leave in a sum whatever the server says."""
 
+import itertools
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hyperfl_flwr.config.secure_sums import SecureSumConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.protocol.secure_sums.thresholds import (
     MOST_NODES,
     crowd,
-    noise_shares,
     smallest_threshold,
+    unknown_clients,
+    unknown_nodes,
     usual_colluding,
 )
 
@@ -73,8 +78,8 @@ def test_thresholds_are_the_least_that_suffice(num_nodes):
         (5, 1, 1, 0),
     ],
 )
-def test_an_attacker_does_not_know_the_shares_of_noise_of_others(num_nodes, threshold, colluding, shares):
-    assert noise_shares(num_nodes, threshold, colluding) == shares
+def test_an_attacker_does_not_know_the_parts_of_others(num_nodes, threshold, colluding, shares):
+    assert unknown_nodes(num_nodes, threshold, colluding) == shares
     for absent in range(num_nodes - threshold + 1 if shares else 0):
         assert shares <= num_nodes - absent - max(1, colluding)  # with an honest server, which opens sums of all others
 
@@ -89,3 +94,13 @@ def test_impossible_thresholds_have_no_crowd():
 def test_a_round_waits_for_the_nodes_that_its_threshold_needs(threshold, fewest):
     """Of six nodes, one may collude; with fewer nodes than the threshold no sum could be opened."""
     assert SecureSumConfig(threshold=threshold).fewest_nodes(6) == fewest
+
+
+@given(st.lists(st.integers(1, 6), min_size=2, max_size=7), st.data())
+def test_the_unknown_clients_are_those_of_the_smallest_nodes(clients, data):
+    """Whichever nodes an attacker does not know host at least so many."""
+    threshold = data.draw(st.integers(1, len(clients)))
+    colluding = data.draw(st.integers(0, len(clients) - 1))
+    number = unknown_nodes(len(clients), threshold, colluding)
+    fewest = min(sum(chosen) for chosen in itertools.combinations(clients, number))
+    assert unknown_clients(clients, threshold, colluding) == fewest

@@ -48,7 +48,7 @@ def test_the_answers_open_the_sum_and_nothing_else(step: tuple[list[SecureNode],
     """With the node 2 gone and one answer less: the sum of four vectors (1, 2, 3), and four nodes in the counts."""
     nodes, header, uploads = step
     data = header.to_bytes()
-    size = NumbersEncoding(metrics=METRICS, num_clients=header.num_clients).size
+    size = NumbersEncoding(metrics=METRICS, num_clients=header.num_clients, squares=header.squares).size
     opening = Opening(step=accept(nodes[2], header), size=3, num_numbers=size)
     for number, upload in without(uploads, 2).items():
         opening.add(number, upload)
@@ -60,7 +60,7 @@ def test_the_answers_open_the_sum_and_nothing_else(step: tuple[list[SecureNode],
         opening.check_release(answers[number])
     vector, numbers = opening.open(answers)
     assert vector.tolist() == [4, 8, 12]
-    tally = NumbersEncoding(metrics=METRICS, num_clients=header.num_clients).decode(numbers)
+    tally = NumbersEncoding(metrics=METRICS, num_clients=header.num_clients, squares=header.squares).decode(numbers)
     assert (tally.nodes, tally.clients, tally.examples, tally.means["accuracy"]) == (4, 4, 80, 0.5)
     assert data == header.to_bytes()
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hyperfl_flwr.core.setting_types import Scalar
 
-VERSION = 1
+VERSION = 2
 """Version of the protocol; nodes refuse others."""
 
 MOST_EXAMPLES = 1_000_000
@@ -68,6 +68,7 @@ class Header:
         threshold: Number t of nodes that must answer to open the sum.
         max_examples: Weight of a client with this many training samples or more is 1, where samples are weights.
         metrics: Names of the metrics that are summed, in the order of their sums.
+        squares: Whether their squares are summed, too.
         settings: Digest of the run's settings, see `settings_digest`.
         arrays: Digest of the arrays that are sent, see `arrays_digest`.
     """
@@ -80,6 +81,7 @@ class Header:
     threshold: int
     max_examples: int
     metrics: tuple[str, ...]
+    squares: bool
     settings: str
     arrays: str
 
@@ -141,6 +143,7 @@ class Header:
         _require(isinstance(names, tuple) and len(names) <= _MOST_METRICS, "metrics")
         _require(all(isinstance(name, str) and _METRIC.fullmatch(name) for name in names), "metrics")
         _require(len(set(names)) == len(names), "metrics")
+        _require(isinstance(self.squares, bool), "squares")
         for row in self.nodes:
             _require(_is_count(row.partition), "partition")
             _require(_is_hex(row.key, 64), "key")

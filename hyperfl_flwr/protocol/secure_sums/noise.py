@@ -3,7 +3,7 @@
 A client's change v, of a norm of at most C over all arrays, is encoded as q = rint(s v), with one scale s for all
 arrays. With P elements the norm of q is at most C_q = s C + sqrt(P) / 2. Each of the n nodes adds independent discrete
 Gaussians of the standard deviation z C_q / sqrt(G) to its vector. Every sum that can be opened has at least G shares
-that an attacker does not know (`noise_shares` in `hyperfl_flwr.protocol.secure_sums.thresholds`), of the standard
+that an attacker does not know (`unknown_nodes` in `hyperfl_flwr.protocol.secure_sums.thresholds`), of the standard
 deviation z C_q together, whoever has dropped out.
 
 A sum of discrete Gaussians is nearly one: with standard deviations of at least 1000, their divergence is below

@@ -24,7 +24,8 @@ LEAST_VARIANCE = 2.0 ** -(SQUARE_BITS + 1)
 """Largest error of a mean square: a variance below it cannot be told from 0."""
 
 SQUARES_FROM = 10
-"""Least number of clients in a step for which squares of metrics are summed: with fewer, both sums tell too much."""
+"""Least number of clients in a sum that an attacker does not know (`unknown_clients`) for which squares of metrics are
+summed: of fewer, both sums tell too much."""
 
 LARGEST_METRIC = 2.0**15
 """Largest magnitude of a metric; larger, infinite and missing ones count as this."""
@@ -41,7 +42,7 @@ class Tally:
         saturated: Number of elements of their arrays that were saturated.
         means: Mean of each metric over the clients.
         stds: Standard deviation of the metrics, without those below sqrt(`LEAST_VARIANCE`), 0.044, which are not known;
-            empty for a step of few clients.
+            empty for a step without sums of squares.
     """
 
     nodes: int
@@ -58,21 +59,18 @@ class NumbersEncoding:
 
     Args:
         metrics: Names of the metrics.
-        num_clients: Number N of clients in the step; from `SQUARES_FROM` on, squares are summed, too.
+        num_clients: Number N of clients in the step.
+        squares: Whether squares of the metrics are summed, too.
     """
 
     metrics: Sequence[str]
     num_clients: int
-
-    @property
-    def with_squares(self) -> bool:
-        """Whether squares of the metrics are summed."""
-        return self.num_clients >= SQUARES_FROM
+    squares: bool
 
     @property
     def size(self) -> int:
         """Length K of the vector."""
-        return 4 + len(self.metrics) * (1 + self.with_squares)
+        return 4 + len(self.metrics) * (1 + self.squares)
 
     def encode(
         self, clients: Sequence[Mapping[str, float]], *, num_examples: int, saturated: int
@@ -87,7 +85,7 @@ class NumbersEncoding:
         numbers = [1, len(clients), num_examples, saturated]
         rounded = [[_rounded(metrics.get(name, math.inf)) for name in self.metrics] for metrics in clients]
         numbers += [round(sum(column) * 2**METRIC_BITS) for column in zip(*rounded, strict=True)]
-        if self.with_squares:
+        if self.squares:
             squares = [[round(value * value * 2**SQUARE_BITS) for value in row] for row in rounded]
             numbers += [sum(column) for column in zip(*squares, strict=True)]
         return np.array([number % 2**64 for number in numbers], np.uint64)
@@ -103,7 +101,7 @@ class NumbersEncoding:
             raise ValueError("the counts of the opened sum are impossible")
         count = len(self.metrics)
         means = {name: value / 2**METRIC_BITS / clients for name, value in zip(self.metrics, sums[:count], strict=True)}
-        squares = sums[count:] if self.with_squares else [0] * count
+        squares = sums[count:] if self.squares else [0] * count
         variances = {
             name: square / 2**SQUARE_BITS / clients - means[name] ** 2
             for name, square in zip(self.metrics, squares, strict=True)

@@ -11,6 +11,8 @@ such nodes. So an opened sum covers at least
 honest nodes. `tests/unit/test_secure_views.py` enumerates all that a server can say to few nodes.
 """
 
+from collections.abc import Sequence
+
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.plurals import counted
 
@@ -48,8 +50,8 @@ def crowd(num_nodes: int, threshold: int, colluding: int) -> int:
     return max(0, honest - honest * (num_nodes - threshold) // (threshold - colluding))
 
 
-def noise_shares(num_nodes: int, threshold: int, colluding: int) -> int:
-    """Return how many nodes' shares of noise an opened sum has at least that an attacker does not know; 0 for none.
+def unknown_nodes(num_nodes: int, threshold: int, colluding: int) -> int:
+    """Return how many nodes' parts in an opened sum an attacker does not know at least; 0 if it can know all.
 
     A lying server and the nodes that collude with it know all but those of the `crowd`. Any other node that sees an
     honest server's sum, of t nodes at least, knows its own.
@@ -60,6 +62,17 @@ def noise_shares(num_nodes: int, threshold: int, colluding: int) -> int:
         colluding: Number c of nodes that collude with the server.
     """
     return min(crowd(num_nodes, threshold, colluding), threshold - 1)
+
+
+def unknown_clients(clients: Sequence[int], threshold: int, colluding: int) -> int:
+    """Return how many clients in an opened sum an attacker does not know at least: those of the smallest nodes.
+
+    Args:
+        clients: Number of clients of each node in the step [n].
+        threshold: Number t of shares that determine a secret.
+        colluding: Number c of nodes that collude with the server.
+    """
+    return sum(sorted(clients)[: unknown_nodes(len(clients), threshold, colluding)])
 
 
 def smallest_threshold(num_nodes: int, colluding: int, min_cohort: int = USUAL_CROWD) -> int:
