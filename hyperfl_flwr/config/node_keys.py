@@ -19,7 +19,7 @@ from hyperfl_flwr.core.settings import (
     absolute,
     setting,
 )
-from hyperfl_flwr.data.sample_format import placed
+from hyperfl_flwr.data.sample_format import is_local_data, placed
 
 Check = Literal["off", "warn", "refuse"]
 
@@ -175,7 +175,8 @@ class NodeKeys(Section):
     )
     novel_data: str = setting(
         "",
-        "Data of a novel client, which receives a model on demand and does not train. Not together with `data`.",
+        "Data of a novel client, which receives a model on demand and does not train; the prefixes `npz:`, `csv:` and "
+        "`folder:` are optional. Not together with `data`.",
         values="absolute path",
     )
     novel_output: str = setting("", "Folder of the novel client's model.", values="absolute path")
@@ -205,6 +206,8 @@ class NodeKeys(Section):
     @field_validator(*_PATHS)
     @classmethod
     def _absolute(cls, value: str, info: ValidationInfo) -> str:
+        if info.field_name == "novel_data" and is_local_data(value):
+            value = owners_data(value, info.context).partition(":")[2]
         return value if info.field_name == "lpm_weights" and value == "auto" else absolute(placed(value, info.context))
 
     @field_validator("cross_site")

@@ -125,6 +125,16 @@ def test_the_node_reads_at_run_time_what_was_checked(tmp_path: Path) -> None:
     assert seen == set(NodeConfig.model_fields) - {"simulated", "worker"}  # for start.sh
 
 
+@pytest.mark.parametrize("name", ["scans", "folder:scans", "npz:scans", "csv:scans"])
+def test_data_of_a_novel_client_may_have_a_prefix(tmp_path: Path, name: str) -> None:
+    """As `hyperfl personalize --data` takes it; a prefix alone names no data."""
+    folder = node_folder(tmp_path / "node", f'novel-data = "{name}"\n')
+    assert read_node_config(folder).novel_data == str(folder / "scans")
+    folder = node_folder(tmp_path / "other", 'novel-data = "npz:"\n')
+    with pytest.raises(ConfigError, match="novel-data must name a file after npz: or csv:"):
+        read_node_config(folder)
+
+
 @pytest.mark.parametrize(
     "line",
     [
