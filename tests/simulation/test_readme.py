@@ -28,10 +28,21 @@ def test_the_home_page_has_no_other_commands() -> None:
     assert set(commands(HOME)) <= set(commands(README))
 
 
-def test_make_test_calls_pytest() -> None:
-    """The tests cannot run themselves, so `make -n` prints what it would do."""
-    done = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert ".venv/bin/python -m pytest" in done.stdout
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [
+        (["test"], '-m "not extended"'),
+        (["test-all"], ""),
+        (["test", "ARGS=-k 'a, b'"], "-k 'a, b'"),
+        (["test-all", "ARGS=-x"], "-x"),
+    ],
+)
+def test_make_test_calls_pytest(words: list[str], chosen: str) -> None:
+    """The tests cannot run themselves, so `make -n` prints what it would do; ARGS chooses among all tests."""
+    done = subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    (line,) = [line for line in done.stdout.splitlines() if "pytest" in line]
+    five = ".venv/bin/python -m pytest -n 5 --dist loadscope --no-loadscope-reorder"
+    assert line.strip() == f"{five} {chosen}".strip()
 
 
 @pytest.mark.skipif(ENVIRONMENT.resolve() != (ROOT / ".venv").resolve(), reason="these tests do not run in .venv")
