@@ -30,7 +30,7 @@ from hyperfl_flwr.protocol.secure_sums.messages import (
     step_in,
 )
 from hyperfl_flwr.protocol.secure_sums.numbers import SQUARES_FROM, NumbersEncoding, Tally
-from hyperfl_flwr.protocol.secure_sums.thresholds import smallest_threshold, unknown_clients, usual_colluding
+from hyperfl_flwr.protocol.secure_sums.thresholds import smallest_threshold, unknown_nodes, usual_colluding
 from hyperfl_flwr.protocol.sizes import content_bytes
 
 REPETITIONS = 5
@@ -99,7 +99,7 @@ class _Nodes:
         self.header = Header(
             session="0" * 32, experiment="0" * 16, round=1, phase="train", nodes=tuple(rows), threshold=threshold,
             max_examples=1000, metrics=METRICS,
-            squares=unknown_clients([1] * num_nodes, threshold, colluding) >= SQUARES_FROM,
+            squares=unknown_nodes(num_nodes, threshold, colluding) >= SQUARES_FROM,
             settings=settings_digest({}), arrays=arrays_digest(received),
         )  # fmt: skip
 

@@ -21,7 +21,9 @@ class ReportedMetrics:
         """Return the names of the metrics that every client reports, in the order of the sums of a secure step.
 
         Times and counts are left out: with secure sums, no node sends those of its clients. So are numbers that not
-        every client has (the AUC of one class is not defined), and those of the data (the share of the largest class).
+        every client has (the AUC of one class is not defined), those of the data (the share of the largest class), and
+        those that follow from another: sums of the root mean square error and of its square, the loss, would tell both
+        of two clients.
 
         Args:
             config: The run's settings.
@@ -29,18 +31,18 @@ class ReportedMetrics:
             server_round: The federated round, from 1.
         """
         everywhere, selects, task = config.data.global_test, config.selects_rounds, TASKS[config.task]
-        aggregate = (*score_names("aggregate", task), *((validation_name("aggregate", task),) if selects else ()))
+        aggregate = (*_summed_names("aggregate", task), *((validation_name("aggregate", task),) if selects else ()))
         if phase == "evaluate":
             return (
                 *aggregate,
                 *((global_name("aggregate", task),) if everywhere else ()),
-                *((*score_names("kept", task), validation_name("kept", task)) if config.keep == "best" else ()),
+                *((*_summed_names("kept", task), validation_name("kept", task)) if config.keep == "best" else ()),
             )
         last = everywhere and server_round == config.num_rounds
         return (
             *aggregate,
             *cls.training_metrics(config),
-            *score_names("personalized", task),
+            *_summed_names("personalized", task),
             *((validation_name("personalized", task),) if selects else ()),
             *((global_name("personalized", task),) if last else ()),
         )
@@ -54,6 +56,12 @@ class ReportedMetrics:
 def score_names(kind: Kind, task: Task) -> tuple[str, ...]:
     """Return the names of the numbers that every evaluation of a kind of model has."""
     return tuple(_name(f"{kind}-{each}") for each in (task.score, "loss", *task.scores))
+
+
+def _summed_names(kind: Kind, task: Task) -> tuple[str, ...]:
+    """Return those of `score_names` of which secure sums are formed."""
+    left_out = {_name(f"{kind}-{each}") for each in task.of_loss}
+    return tuple(name for name in score_names(kind, task) if name not in left_out)
 
 
 def validation_name(kind: Kind, task: Task) -> str:

@@ -24,6 +24,7 @@ class Task:
         score_title: The main score for people.
         lowest: Smallest possible main score; the largest is 1.
         scores: Names in records of the other scores that every evaluation has.
+        of_loss: Those of them that follow from the loss. Secure sums leave them out: both sums would tell too much.
         partial_scores: The same of scores that are not defined for all test data.
         score_titles: All these other scores for people, in the same order.
         deciding: Name in records of the number on validation data that decides about rounds: the main score, or one
@@ -42,6 +43,7 @@ class Task:
     score_title: str
     lowest: float
     scores: tuple[str, ...]
+    of_loss: tuple[str, ...] = ()
     partial_scores: tuple[str, ...]
     score_titles: tuple[str, ...]
     deciding: str
@@ -121,6 +123,7 @@ REGRESSION = Task(
     score_title="R²",
     lowest=-1.0,
     scores=("rmse", "mae"),
+    of_loss=("rmse",),
     partial_scores=(),
     score_titles=("root mean square error", "mean absolute error"),
     deciding="mse",  # R² of one sample is 0 for all models

@@ -32,7 +32,7 @@ from hyperfl_flwr.protocol.secure_sums.messages import (
 )
 from hyperfl_flwr.protocol.secure_sums.noise import SumNoise
 from hyperfl_flwr.protocol.secure_sums.numbers import SQUARES_FROM
-from hyperfl_flwr.protocol.secure_sums.thresholds import MOST_NODES, crowd, unknown_clients
+from hyperfl_flwr.protocol.secure_sums.thresholds import MOST_NODES, crowd, unknown_nodes
 
 LARGEST = 1e30
 """Largest magnitude of a received element, so that no range of the encoding overflows."""
@@ -200,15 +200,12 @@ class SecureNode:
             )
 
     def _check_squares(self, header: Header) -> None:
-        """Refuse sums of squares in which an attacker does not know enough clients."""
-        if not header.squares:
-            return
-        clients = [len(row.clients) for row in header.nodes]
-        unknown = unknown_clients(clients, header.threshold, self.max_colluding)
-        if unknown < SQUARES_FROM:
+        """Refuse sums of squares of metrics in which an attacker may know all but a few nodes."""
+        unknown = unknown_nodes(len(header.nodes), header.threshold, self.max_colluding)
+        if header.squares and unknown < SQUARES_FROM:
             _refuse(
-                f"squares of metrics would be summed in which others need not know only {unknown} clients, less than "
-                f"{SQUARES_FROM}, if {self.max_colluding} nodes collude (max-colluding of this node); raise "
+                f"the step sums squares of metrics, but if {self.max_colluding} nodes collude (max-colluding of this "
+                f"node), only {unknown} nodes in a sum are not known to them, and squares need {SQUARES_FROM}; set "
                 f"secagg.colluding to {self.max_colluding}, or lower max-colluding"
             )
 

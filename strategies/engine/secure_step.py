@@ -29,7 +29,7 @@ from hyperfl_flwr.protocol.secure_sums.messages import (
     release_of,
 )
 from hyperfl_flwr.protocol.secure_sums.numbers import SQUARES_FROM, NumbersEncoding, Tally
-from hyperfl_flwr.protocol.secure_sums.thresholds import crowd, unknown_clients
+from hyperfl_flwr.protocol.secure_sums.thresholds import crowd, unknown_nodes, usual_colluding
 from hyperfl_flwr.protocol.sizes import content_bytes
 from hyperfl_flwr.server.exchange import Exchange, first_replies
 from hyperfl_flwr.server.handshake import Node
@@ -283,7 +283,8 @@ def _header_of(
         for node, request in sorted(requests, key=lambda pair: pair[0].partition)
     )
     threshold = settings.threshold_of(num_nodes, len(rows))
-    unknown = unknown_clients([len(row.clients) for row in rows], threshold, settings.colluding_of(num_nodes))
+    # A node's owner may expect more colluding nodes than the run, and refuse what would be too few for that.
+    colluding = max(settings.colluding_of(num_nodes), usual_colluding(num_nodes))
     return Header(
         session=secure.session,
         experiment=context.experiment,
@@ -293,7 +294,7 @@ def _header_of(
         threshold=threshold,
         max_examples=settings.max_examples_of(context.federation.num_examples.values()),
         metrics=tuple(secure.metric_names(phase, requests[0][1].round)),
-        squares=unknown >= SQUARES_FROM,
+        squares=unknown_nodes(len(rows), threshold, colluding) >= SQUARES_FROM,
         settings=secure.settings,
         arrays=arrays_digest(received),
     )

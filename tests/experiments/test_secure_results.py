@@ -28,8 +28,8 @@ from hyperfl_flwr.runs.run_directory import RunDirectory, read_manifest, read_me
 from hyperfl_flwr.runs.summary import NOT_KNOWN, summarise
 
 SECURE: Settings = {"secagg.enabled": True, "data.train-samples": 20}
-TWENTY: Settings = SECURE | {"num_clients": 20, "data.test-samples": 10}
-"""Settings of a run of enough clients for standard deviations, with few test samples, so that they are not small."""
+MANY: Settings = SECURE | {"num_clients": 24, "data.test-samples": 10}
+"""Settings of a run that has standard deviations on 24 nodes; with few test samples, so that they are not small."""
 
 
 def trainings(run: Path) -> list[dict[str, float]]:
@@ -37,10 +37,7 @@ def trainings(run: Path) -> list[dict[str, float]]:
 
 
 def test_a_summary_has_the_opened_means_and_no_client(federate: Federate) -> None:
-    """Ten clients on five nodes have no standard deviation, since an attacker may know four of them.
-
-    Twenty on three nodes have one, close to that of the plain run.
-    """
+    """Ten clients on five nodes have no standard deviation; 24 nodes have one, close to that of the plain run."""
     run = federate("fedrep", 5, **SECURE, num_clients=10)
     summary, last = json.loads((run / "summary.json").read_text()), trainings(run)[-1]
     assert (summary["test_accuracy"], summary["test_accuracy_num_clients"]) == (last["personalized_accuracy"], 10)
@@ -48,7 +45,7 @@ def test_a_summary_has_the_opened_means_and_no_client(federate: Federate) -> Non
         assert summary[f"test_accuracy_{name}"] is None
     assert summary["unmask_seconds_per_round"] == statistics.median(row["unmask_seconds"] for row in trainings(run))
     assert summary["saturated"] == sum(row["saturated"] for row in trainings(run))
-    many, plain = (summarise(federate("fedrep", 3, **{**TWENTY, "secagg.enabled": value})) for value in (True, False))
+    many, plain = (summarise(federate("fedrep", 24, **{**MANY, "secagg.enabled": value})) for value in (True, False))
     assert many["test_accuracy_std"] == pytest.approx(plain["test_accuracy_std"], abs=0.03)
     assert many["test_accuracy"] == pytest.approx(plain["test_accuracy"], abs=0.01)
     assert "saturated" not in plain
@@ -67,17 +64,17 @@ def test_a_round_that_was_not_opened_has_no_numbers(federate: Federate) -> None:
 
 
 def test_the_page_says_what_is_known(federate: Federate) -> None:
-    """It names threshold, nodes and seconds of UNMASK, has the deviation of twenty clients, and draws none of them."""
-    run = federate("fedrep", 5, plots=True, **TWENTY)
+    """It names threshold, nodes and seconds of UNMASK, has the deviation over 24 nodes, and draws none of them."""
+    run = federate("fedrep", 24, plots=True, **MANY)
     text = write_report(run).read_text()
     page = Page(text)
-    assert "With 5 nodes present, 4 had to answer to open a sum; at most 1 of them" in text
+    assert "With 24 nodes present, 19 had to answer to open a sum; at most 7 of them" in text
     assert "a simulation, which hides nothing" in text
     seconds = json.loads((run / "summary.json").read_text())["unmask_seconds_per_round"]
     assert f"UNMASK took {seconds:.3f} s" in text
     assert page.rows["personalized accuracy of the worst client"] == NOT_KNOWN
     assert page.rows["standard deviation of personalized accuracy over the clients"].endswith(" %")
-    assert page.rows["secagg.threshold"] == "auto (4)"
+    assert page.rows["secagg.threshold"] == "auto (19)"
     assert [name for name in page.figures if "deviation" in name]
     assert not [name for name in page.figures if "each client after" in name or "spread" in name]
     few = federate("fedrep", 3, output=str(run.parent / "few"), **SECURE)

@@ -74,6 +74,21 @@ def test_every_method_that_says_so_learns_numbers(method: str, federate: Federat
     assert 0 < summary["test_mae"] < summary["test_rmse"] < 1
 
 
+def test_secure_sums_leave_out_what_follows_from_the_loss(federate: Federate, files: Path) -> None:
+    """The root mean square error, in each kind of model; its sum and that of the loss would tell single clients."""
+    changes = {"secagg.enabled": True, "data.validation-fraction": 0.2, "keep": "best", "num_rounds": 2}
+    secure, plain = (
+        federate("fedavg", 3, **settings_of(files, "regression", **changes | {"secagg.enabled": enabled}))
+        for enabled in (True, False)
+    )
+    names = {name for row in metrics(secure) for name in row}
+    assert {"aggregate_loss", "aggregate_mae", "personalized_mae", "kept_mae"} <= names
+    assert not [name for name in names if "rmse" in name]
+    assert summary_of(secure)["test_rmse"] is None
+    assert summary_of(plain)["test_rmse"] > summary_of(plain)["test_mae"]
+    assert summary_of(secure)["test_mae"] == pytest.approx(summary_of(plain)["test_mae"], abs=0.01)
+
+
 @pytest.mark.parametrize("method", ["local", "fedavg", "hyperfl", "pfedhn", "fedrep"])
 def test_methods_learn_several_labels(method: str, federate: Federate, files: Path) -> None:
     rate = {"hyperfl": 0.02, "pfedhn": 0.1}.get(method, 0.2)

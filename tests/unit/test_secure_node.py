@@ -341,30 +341,24 @@ def test_noise_on_the_sum_needs_equal_weights(tmp_path: Path) -> None:
         nodes[0].accept(content_for(header, request), "train", request, RECEIVED, terms)
 
 
-@pytest.mark.parametrize(
-    ("clients", "colluding", "unknown"),
-    [
-        (15, 0, None),  # three on each node: a node whose owner reads the results does not know twelve
-        (10, 0, 8),
-        (20, 2, None),
-        (20, 3, 8),
-    ],
-)
-def test_squares_are_summed_of_ten_unknown_clients(
-    clients: int, colluding: int, unknown: int | None, tmp_path: Path
-) -> None:
-    """Of five nodes, all of which must answer; sums without squares are formed of fewer."""
-    nodes = nodes_in(tmp_path, 5, max_colluding=colluding, min_cohort=2)
-    hosted = [tuple(clients_of_node(number, 5, clients)) for number in range(5)]
+@pytest.mark.parametrize(("num_nodes", "colluding", "unknown"), [(11, 0, 10), (11, 1, 10), (11, 2, 9), (10, 0, 9)])
+def test_squares_are_summed_of_ten_unknown_nodes(num_nodes: int, colluding: int, unknown: int, tmp_path: Path) -> None:
+    """All nodes must answer; without colluding ones, the owner of a node who reads the results knows its own numbers.
+
+    Sums without squares are formed of fewer. How many clients a node hosts does not count: they could fail.
+    """
+    node = nodes_in(tmp_path, 1, peers={}, max_colluding=colluding)[0]
+    node, terms = replace(node, num_nodes=num_nodes), replace(TERMS, num_clients=2 * num_nodes)
+    row = rows_of([node])[0]
     rows = [
-        replace(row, clients=each, versions=(0,) * len(each)) for row, each in zip(rows_of(nodes), hosted, strict=True)
+        replace(row, partition=number, key=public_of(simulated_key(SESSION, number)), clients=hosted, versions=(0, 0))
+        for number in range(num_nodes)
+        for hosted in [tuple(clients_of_node(number, num_nodes, 2 * num_nodes))]
     ]
-    terms = replace(TERMS, num_clients=clients)
-    plain = header_for(nodes, nodes=tuple(rows))
-    header = replace(plain, squares=True)
-    request = request_for(header, nodes[0])
-    if unknown is not None:
-        reason = refused(nodes[0], header, request, terms=terms)
-        assert f"need not know only {unknown} clients, less than 10, if {colluding} nodes collude" in reason
-        header = plain
-    nodes[0].accept(content_for(header, request), "train", request, RECEIVED, terms)
+    header = header_for([node], nodes=(replace(rows[0], key=row.key), *rows[1:]), threshold=num_nodes, squares=True)
+    request = request_for(header, node)
+    if unknown < 10:
+        reason = refused(node, header, request, terms=terms)
+        assert f"if {colluding} nodes collude (max-colluding of this node), only {unknown} nodes in a sum" in reason
+        header = replace(header, squares=False)
+    node.accept(content_for(header, request), "train", request, RECEIVED, terms)

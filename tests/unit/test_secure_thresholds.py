@@ -1,10 +1,6 @@
 """Thresholds of secure sums, and the number of honest nodes that they leave in a sum whatever the server says."""
 
-import itertools
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hyperfl_flwr.config.secure_sums import SecureSumConfig
 from hyperfl_flwr.core.errors import ConfigError
@@ -12,7 +8,6 @@ from hyperfl_flwr.protocol.secure_sums.thresholds import (
     MOST_NODES,
     crowd,
     smallest_threshold,
-    unknown_clients,
     unknown_nodes,
     usual_colluding,
 )
@@ -94,13 +89,3 @@ def test_impossible_thresholds_have_no_crowd():
 def test_a_round_waits_for_the_nodes_that_its_threshold_needs(threshold, fewest):
     """Of six nodes, one may collude; with fewer nodes than the threshold no sum could be opened."""
     assert SecureSumConfig(threshold=threshold).fewest_nodes(6) == fewest
-
-
-@given(st.lists(st.integers(1, 6), min_size=2, max_size=7), st.data())
-def test_the_unknown_clients_are_those_of_the_smallest_nodes(clients, data):
-    """Whichever nodes an attacker does not know host at least so many."""
-    threshold = data.draw(st.integers(1, len(clients)))
-    colluding = data.draw(st.integers(0, len(clients) - 1))
-    number = unknown_nodes(len(clients), threshold, colluding)
-    fewest = min(sum(chosen) for chosen in itertools.combinations(clients, number))
-    assert unknown_clients(clients, threshold, colluding) == fewest

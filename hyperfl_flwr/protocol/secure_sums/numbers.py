@@ -24,8 +24,9 @@ LEAST_VARIANCE = 2.0 ** -(SQUARE_BITS + 1)
 """Largest error of a mean square: a variance below it cannot be told from 0."""
 
 SQUARES_FROM = 10
-"""Least number of clients in a sum that an attacker does not know (`unknown_clients`) for which squares of metrics are
-summed: of fewer, both sums tell too much."""
+"""Least number of nodes in a sum that an attacker does not know (`unknown_nodes`) for which squares of metrics are
+summed: of fewer clients, both sums tell too much. A node in a sum has at least one client that finished; a server can
+make the others fail, by versions of their state that the node does not have."""
 
 LARGEST_METRIC = 2.0**15
 """Largest magnitude of a metric; larger, infinite and missing ones count as this."""

@@ -11,8 +11,6 @@ such nodes. So an opened sum covers at least
 honest nodes. `tests/unit/test_secure_views.py` enumerates all that a server can say to few nodes.
 """
 
-from collections.abc import Sequence
-
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.plurals import counted
 
@@ -62,17 +60,6 @@ def unknown_nodes(num_nodes: int, threshold: int, colluding: int) -> int:
         colluding: Number c of nodes that collude with the server.
     """
     return min(crowd(num_nodes, threshold, colluding), threshold - 1)
-
-
-def unknown_clients(clients: Sequence[int], threshold: int, colluding: int) -> int:
-    """Return how many clients in an opened sum an attacker does not know at least: those of the smallest nodes.
-
-    Args:
-        clients: Number of clients of each node in the step [n].
-        threshold: Number t of shares that determine a secret.
-        colluding: Number c of nodes that collude with the server.
-    """
-    return sum(sorted(clients)[: unknown_nodes(len(clients), threshold, colluding)])
 
 
 def smallest_threshold(num_nodes: int, colluding: int, min_cohort: int = USUAL_CROWD) -> int:
