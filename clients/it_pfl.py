@@ -81,6 +81,13 @@ class ITPFLClient(PFedHNClient):
             return of_model
         return min(of_model, encoder_steps(self.context.config).num_steps(samples))
 
+    def least_samples(self, samples: int) -> int:
+        """Return the number of samples that the model or the encoder is trained on, whichever is smaller."""
+        of_model = super().least_samples(samples)
+        if "encoder" not in self.exchanged_groups():
+            return of_model
+        return min(of_model, encoder_steps(self.context.config).num_used(samples))
+
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Train the model, and the encoder unless it is frozen.
 
@@ -133,7 +140,7 @@ class ITPFLClient(PFedHNClient):
         self.load_group("encoder", {key: torch.tensor(value) for key, value in received.items()})
         samples = unlabelled(self.context, question)
         if self.context.checks is not None:
-            self.context.checks.require_size(f"client {self.context.client}", len(samples))
+            self.context.checks.require_size(f"client {self.context.client}", samples=len(samples))
         if self.context.budget:
             self.context.budget.spend(self.context.round, descriptor_release(question.epsilon, question.delta))
         if question.epsilon is None:

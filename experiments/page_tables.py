@@ -147,6 +147,7 @@ class GridTable:
         number: Key of summary.json; the largest is the best.
         second: Key of the number in brackets.
         text: Format of both numbers.
+        rows: Rows that are shown, without the grid's values, in this order; empty for all.
     """
 
     records: str
@@ -155,6 +156,7 @@ class GridTable:
     number: str
     second: str
     text: Format = in_percent
+    rows: Sequence[str] = ()
 
     def lines(self) -> list[str]:
         """Return the table in Markdown, and a line on where its numbers come from."""
@@ -162,16 +164,16 @@ class GridTable:
         study = load_study(records.study_manifest.study)
         stale = stale_cells(study, records)
         cells = {row.name: [p for p in records.cells if p[:2] == (row.name, self.column)] for row in study.rows}
-        recorded = [row for row in study.rows if cells[row.name]]
+        recorded = [row for row in study.rows if cells[row.name] and (not self.rows or row.family in self.rows)]
         values = list(dict.fromkeys(row.settings[self.setting] for row in recorded))
         lines = [f"| | {' | '.join(map(str, values))} |", "|---|" + "---:|" * len(values)]
-        for family in dict.fromkeys(row.family for row in recorded):
+        for family in self.rows or dict.fromkeys(row.family for row in recorded):
             rows = [row for row in recorded if row.family == family]
             found = {row.settings[self.setting]: cells[row.name] for row in rows}
             label = rows[0].label.removesuffix(f", {self.setting} {rows[0].settings[self.setting]}")
             mark = OUT_OF_DATE if any(place in stale for places in found.values() for place in places) else ""
             lines.append(f"| {label}{mark} | {' | '.join(self._texts(records, values, found))} |")
-        return [*lines, "", _source(self, study, records, [place for places in cells.values() for place in places])]
+        return [*lines, "", _source(self, study, records, [place for row in recorded for place in cells[row.name]])]
 
     def _texts(
         self, records: Records, values: Sequence[Scalar], found: Mapping[Scalar, Sequence[tuple[str, str, int]]]
@@ -286,7 +288,7 @@ def _source(table: Table | GridTable, study: Study, records: Records, cells: Seq
     commits = sorted({str(manifest["code"]["commit"])[:7] for manifest in manifests})
     processors = ", ".join(sorted({manifest["hardware"]["processor"] for manifest in manifests}))
     changes = "".join(f" --set {key}={value}" for key, value in records.study_manifest.changes.items())
-    command = (
-        f"hyperfl study {study.name} --datasets {table.column} --seeds {len({seed for *_, seed in cells})}{changes}"
-    )
+    methods = f" --methods {','.join(table.rows)}" if isinstance(table, GridTable) and table.rows else ""
+    seeds = len({seed for *_, seed in cells})
+    command = f"hyperfl study {study.name} --datasets {table.column}{methods} --seeds {seeds}{changes}"
     return f"`{command}`; commit {', '.join(commits)}; {processors}."

@@ -45,6 +45,10 @@ class CheckedNetwork(ParameterGroups, ClientModel):
         """
         return self.steps.num_steps(samples)
 
+    def least_samples(self, samples: int) -> int:
+        """Return the number of samples that an uploaded group comes from; arguments as for `least_steps`."""
+        return self.steps.num_used(samples)
+
     @property
     def is_novel(self) -> bool:
         """Whether the client is a novel one by the run's settings, which is never trained."""
@@ -63,18 +67,27 @@ class CheckedNetwork(ParameterGroups, ClientModel):
             )
 
     def require_size(self) -> None:
-        """Refuse to answer with fewer training samples or local steps than the owner allows.
+        """Refuse to answer with fewer training samples, local steps or test samples than the owner allows.
 
-        Samples that the run's settings hold back from training do not count. The settings also say which clients are
-        novel, so a client with samples is not excepted for being one.
+        Samples that the run's settings hold back from training, or that no batch has, do not count. The settings also
+        say which clients are novel, so a client with samples is not excepted for being one. Of test and validation
+        samples the smaller number counts; without any there is no score that could be of few.
 
         Raises:
             RefusalError: Naming the check to the owner, but not to the server.
         """
-        context = self.context
+        context, data = self.context, self.context.data
+        if context.checks is None:
+            return
         samples = len(self.training_data().train_labels)
-        if context.checks is not None and (len(context.data.train_labels) or not self.is_novel):
-            context.checks.require_size(self._who(context.round), samples, self.least_steps(samples))
+        trains = bool(len(data.train_labels)) or not self.is_novel
+        parts = (data.test_labels, *(() if data.validation is None else data.validation[1:]))
+        context.checks.require_size(
+            self._who(context.round),
+            samples=self.least_samples(samples) if trains else None,
+            steps=self.least_steps(samples) if trains else None,
+            tests=min((len(part) for part in parts if len(part)), default=None),
+        )
 
     def check_received(self) -> None:
         """Compare the received network with the owner's rules, and keep it for the next round unless it is refused.

@@ -6,6 +6,7 @@ from logging import WARNING
 from typing import Literal
 
 from hyperfl_flwr.core.errors import RefusalError
+from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.privacy.received_network import Measured, Statistic
 
@@ -36,30 +37,36 @@ class NodeChecks:
         rules: The rules of the statistics that are checked.
         min_samples: Least number of training samples with which a client answers.
         min_steps: Least number of local steps in a round with which a client answers.
+        min_test_samples: Least number of test samples, and of validation samples, with which a client answers.
         note: Writes what a check has found to the node's ledger.
     """
 
     rules: Mapping[Statistic, Rule]
     min_samples: int
     min_steps: int
+    min_test_samples: int
     note: Callable[[str], None]
 
-    def require_size(self, who: str, samples: int, steps: int | None = None) -> None:
-        """Refuse to answer for a client with few training samples, or under settings with few local steps.
+    def require_size(
+        self, who: str, *, samples: int | None = None, steps: int | None = None, tests: int | None = None
+    ) -> None:
+        """Refuse an answer that comes from few samples or local steps.
 
         Args:
             who: The client and the round, for log and ledger.
-            samples: Number of its samples that the answer comes from.
-            steps: Number of local steps that the answer comes from; None if it trains nothing.
+            samples: Number of training samples that the answer comes from; None if it comes from none.
+            steps: Number of local steps in a round that the answer comes from; None if it trains nothing.
+            tests: Number of samples that a score comes from; None if it has no score.
 
         Raises:
             RefusalError: Naming the check to the owner, but not to the server.
         """
-        sizes = (("min-samples", samples, self.min_samples, "training samples"),
-                 ("min-steps", steps, self.min_steps, "local steps in a round"))  # fmt: skip
+        sizes = (("min-samples", samples, self.min_samples, "training sample"),
+                 ("min-steps", steps, self.min_steps, "local step"),
+                 ("min-test-samples", tests, self.min_test_samples, "test or validation sample"))  # fmt: skip
         few = [
-            f"{who}: {key} = {least}, but it has {number} {what}; no answer is sent. Give it more data, ask the "
-            f"operator for other settings, or lower {key} in the node config"
+            f"{who}: {key} = {least}, but the answer would come from {counted(number, what)}; no answer is sent. Give "
+            f"it more data, ask the operator for other settings, or lower {key} in the node config"
             for key, number, least, what in sizes
             if number is not None and number < least
         ]

@@ -128,7 +128,7 @@ def _opposed(
     samples = unlabelled(context, question)
     learned, held = split(samples, numpy_generator(context.config.seed, "a-distance", context.client))
     if context.checks is not None:  # each answer comes from one half
-        context.checks.require_size(f"client {context.client}", min(len(learned), len(held)))
+        context.checks.require_size(f"client {context.client}", samples=min(len(learned), len(held)))
     spend_unbounded(context)
     classifiers = torch.tensor(received[CLASSIFIERS], device=context.device)
     if classifiers.ndim != 2 or classifiers.shape[1] != learned.shape[1] + 1:

@@ -20,4 +20,10 @@ def checks_of(node: NodeConfig, note: Callable[[str], None]) -> NodeChecks:
         action = getattr(node, f"check_{name}")
         if action != "off" and (not node.simulated or f"check_{name}" in node.model_fields_set):
             rules[statistic] = Rule(action=action, limit=getattr(node, f"max_{name}"))
-    return NodeChecks(rules=rules, min_samples=node.min_samples, min_steps=node.min_steps, note=note)
+    return NodeChecks(
+        rules=rules,
+        min_samples=node.min_samples,
+        min_steps=node.min_steps,
+        min_test_samples=node.min_test_samples,
+        note=note,
+    )

@@ -168,10 +168,15 @@ class NodeKeys(Section):
         "the loss of a network that returns 0.",
     )
     min_samples: Positive = setting(
-        1, "Least number of training samples with which a client answers; other requests are refused."
+        1, "Least number of training samples that a client's answer comes from; other requests are refused."
     )
     min_steps: Positive = setting(
-        1, "Least number of local steps in a round with which a client answers; other requests are refused."
+        1, "Least number of local steps in a round that a client's answer comes from; other requests are refused."
+    )
+    min_test_samples: Positive = setting(
+        1,
+        "Least number of test samples, and of validation samples, that a client's scores come from; other requests are "
+        "refused.",
     )
     novel_data: str = setting(
         "",

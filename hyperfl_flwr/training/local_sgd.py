@@ -108,6 +108,10 @@ class Epochs:
         """Return the number of steps that a client with `num_examples` samples takes."""
         return self.steps or self.epochs * math.ceil(num_examples / self.batch_size)
 
+    def num_used(self, num_examples: int) -> int:
+        """Return how many of a client's `num_examples` samples are in a batch at least once."""
+        return min(num_examples, self.steps * self.batch_size) if self.steps else num_examples
+
     def over(self, rounds: int) -> Self:
         """Return the training of a number of rounds in a row."""
         return replace(self, epochs=rounds * self.epochs, steps=rounds * self.steps)

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +19,7 @@ from experiments import page_tables
 from experiments.collect import collect
 from experiments.figures.curves import draw
 from experiments.golden import fingerprint, fingerprints, write_fingerprints
-from experiments.page_tables import Figure
+from experiments.page_tables import Figure, GridTable, Table, one_digit
 from experiments.records import Records, find_records, read_records, record, restore, shipped_records, stale_cells
 from experiments.runner import StudyManifest, is_finished, read_study_manifest
 from experiments.study import Study, load_study
@@ -259,9 +259,9 @@ def test_the_pages_mark_what_is_out_of_date(tmp_path: Path) -> None:
     """The row of a method of which the golden numbers have changed since has the mark, and no other row."""
     text, of_code = find_records("table-4").read_text(), fingerprints({"method": "hyperfl"})["hyperfl"]
     (tmp_path / "changed.jsonl").write_text(text.replace(of_code, "0" * 12))
-    generator = generate_results()
+    seconds = {"seconds per round": ("seconds_per_round", one_digit)}
     lines = [
-        generator.Table(records=str(file), column="fashion-mnist", numbers=generator.SECONDS).lines()
+        Table(records=str(file), column="fashion-mnist", numbers=seconds).lines()
         for file in (find_records("table-4"), tmp_path / "changed.jsonl")
     ]
     changed = [other for one, other in zip(*lines, strict=True) if one != other]
@@ -274,9 +274,7 @@ def test_a_page_compares_a_row_with_the_same_clients(tmp_path: Path) -> None:
     """A row with another number of seeds than the reference is compared over those that both have, and it says so."""
 
     def differences(records: Path | str) -> dict[str, str]:
-        table = generate_results().Table(
-            records=str(records), column="cifar10-20", numbers={}, against="local-tuned", paper="paper"
-        )
+        table = Table(records=str(records), column="cifar10-20", numbers={}, against="local-tuned", paper="paper")
         lines = [[text.strip() for text in line.split("|")[1:-1]] for line in table.lines() if line.startswith("|")]
         return {line[0]: line[1] for line in lines[2:]}
 
@@ -392,12 +390,28 @@ def test_a_table_of_a_grid_has_the_numbers_of_its_records(tmp_path: Path) -> Non
     }
 
 
-def grid_table(records: str) -> dict[str, dict[str, str]]:
-    """Return the numbers of the table of rates on digits, by the label of a line and the rate."""
-    table = generate_results().GridTable(
+@in_a_checkout
+def test_a_table_of_a_grid_can_have_some_rows_in_another_order() -> None:
+    """Their lines are those of the whole table, with the rates that these rows have; the command names them."""
+    records = str(find_records("tuning"))
+    whole, some = grid_table(records), grid_table(records, rows=("fedgen", "fedavg"))
+    assert list(some) == ["FedGen", "FedAvg"]
+    assert list(some["FedAvg"]) == ["0.003", "0.01", "0.03", "0.05", "0.1"]
+    assert some == {label: whole[label] for label in some}
+    (source,) = [line for line in rates_table(records, rows=("local", "fedavg")).lines() if line.startswith("`hyperfl")]
+    assert source.startswith("`hyperfl study tuning --datasets digits --methods local,fedavg --seeds 1`; commit ")
+
+
+def rates_table(records: str, rows: Sequence[str] = ()) -> GridTable:
+    return GridTable(
         records=records, column="digits", setting="learning-rate", number="test_accuracy",
-        second="test_accuracy_aggregate",
+        second="test_accuracy_aggregate", rows=rows,
     )  # fmt: skip
+
+
+def grid_table(records: str, rows: Sequence[str] = ()) -> dict[str, dict[str, str]]:
+    """Return the numbers of the table of rates on digits, by the label of a line and the rate."""
+    table = rates_table(records, rows)
     heading, _, *lines = ([text.strip() for text in line.split("|")[1:-1]] for line in table.lines())
     return {line[0]: dict(zip(heading[1:], line[1:], strict=True)) for line in lines if line}
 

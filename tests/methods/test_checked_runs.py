@@ -204,4 +204,6 @@ def test_too_few_samples_and_steps_are_refused(make_settings: MakeSettings, tmp_
         with pytest.raises(RunFailedError, match="every client failed: a check of this node's owner"):
             hyperfl_flwr.app.server.run(grid, RunConfig.from_flat(above), plots=False)
         assert {failure.reason for failure in grid.reports[0].failures} == {REFUSED}
-        assert findings(state)[0].startswith(f"round 1: client 0: {key} = {least + 1}, but it has {least} ")
+        assert findings(state)[0].startswith(
+            f"round 1: client 0: {key} = {least + 1}, but the answer would come from {least} "
+        )

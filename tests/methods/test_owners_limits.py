@@ -70,7 +70,7 @@ def test_what_a_client_has_stored_is_not_sent_in_place_of_what_it_has_received(t
 
 
 def limits(notes: list[str], **least: int) -> NodeChecks:
-    return NodeChecks(rules={}, note=notes.append, **{"min_samples": 1, "min_steps": 1, **least})
+    return NodeChecks(rules={}, note=notes.append, **{"min_samples": 1, "min_steps": 1, "min_test_samples": 1, **least})
 
 
 @pytest.mark.parametrize("settings", [{"knn-per.held-back": 0.995}, {"fedakd.held-back": 0.9, "fedakd.samples": 50}])
@@ -80,7 +80,7 @@ def test_samples_that_are_held_back_do_not_count(settings: Mapping[str, Scalar],
     member = client(tmp_path, 200, 1, limits(notes, min_samples=100), method=method, **settings)
     with pytest.raises(RefusalError, match="min-samples = 100"):
         member.require_size()
-    assert "training samples; no answer is sent" in notes[0]
+    assert "no answer is sent" in notes[0]
     client(tmp_path, 200, 1, limits(notes, min_samples=100), method="fedavg").require_size()
 
 
@@ -99,9 +99,28 @@ def test_the_steps_of_an_encoder_count(tmp_path: Path) -> None:
     few: Mapping[str, Scalar] = {
         "method": "it-pfl", "it-pfl.encoder-steps": 1, "it-pfl.encoder-batch-size": 1, "it-pfl.fine-tune-rounds": 1,
     }  # fmt: skip
-    with pytest.raises(RefusalError, match="min-steps = 4, but it has 1 local steps"):
+    with pytest.raises(RefusalError, match="min-steps = 4, but the answer would come from 1 local step;"):
         client(tmp_path, 200, 1, least, **few).require_size()
     client(tmp_path, 200, 2, least, **few).require_size()  # the encoder is constant
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("pfedhn", {"pfedhn.local-steps": 5}),
+        ("pfedhn-pc", {"pfedhn.local-steps": 5}),
+        ("priv-hfl", {"priv-hfl.local-steps": 5}),
+        ("it-pfl", {"it-pfl.encoder-steps": 5, "it-pfl.encoder-batch-size": 10, "it-pfl.fine-tune-rounds": 1}),
+    ],
+)
+def test_samples_that_no_batch_has_do_not_count(method: str, settings: Mapping[str, Scalar], tmp_path: Path) -> None:
+    """Five steps of batches of ten use 50 of 200 samples; one step on one sample would give that sample away."""
+    own = {"method": method, "batch-size": 10, **settings}
+    client(tmp_path, 200, 1, limits([], min_samples=50), **own).require_size()
+    fewer = {key: 9 if key.endswith("batch-size") else value for key, value in own.items()}
+    for changed in (fewer, {key: 4 if key.endswith("steps") else value for key, value in own.items()}):
+        with pytest.raises(RefusalError, match=r"min-samples = 50, but the answer would come from 4[05] training"):
+            client(tmp_path, 200, 1, limits([], min_samples=50), **changed).require_size()
 
 
 def test_an_answer_about_two_samples_is_refused(tmp_path: Path) -> None:
@@ -112,7 +131,7 @@ def test_an_answer_about_two_samples_is_refused(tmp_path: Path) -> None:
     member.require_size()
     classifiers = {CLASSIFIERS: np.zeros((1, 65), np.float32)}
     for answer in (classifier_gradients, classifier_errors):
-        with pytest.raises(RefusalError, match="min-samples = 50, but it has 1 training samples"):
+        with pytest.raises(RefusalError, match="min-samples = 50, but the answer would come from 1 training sample;"):
             answer(member, classifiers, QuerySpec(samples=2))
         assert answer(member, classifiers, QuerySpec())[1] in (100, 200)
 
@@ -121,7 +140,7 @@ def test_a_client_of_which_nearly_all_samples_are_held_back_is_not_excepted(tmp_
     settings: Mapping[str, Scalar] = {"method": "knn-per", "knn-per.held-back": 0.999, "num-clients": 1}
     member = client(tmp_path, 90, 1, limits([], min_samples=50), **settings)
     member.context = replace(member.context, client=1)
-    with pytest.raises(RefusalError, match="min-samples = 50, but it has 1 training samples"):
+    with pytest.raises(RefusalError, match="min-samples = 50, but the answer would come from 1 training sample;"):
         member.require_size()
 
 

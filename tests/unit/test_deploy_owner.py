@@ -106,6 +106,7 @@ def test_the_node_reads_at_run_time_what_was_checked(tmp_path: Path) -> None:
         max-loss-jump = 1
         min-samples = 20
         min-steps = 5
+        min-test-samples = 4
         novel-output = "~/out"
     """
     kinds = (
@@ -172,7 +173,7 @@ def test_all_that_is_wrong_is_told_together(tmp_path: Path) -> None:
         "keep-model, cross-site, max-message-mb, mixing-key-file, min-cohort, max-colluding, peers-file, "
         "identity-key-file, secure-sum-only, max-epsilon, max-epsilon-delta, check-change, max-change, "
         "check-duplicates, max-duplicates, check-dead, max-dead, check-nested, max-nested, check-rare, max-rare, "
-        "check-loss-jump, max-loss-jump, min-samples, min-steps, novel-data, novel-output, "
+        "check-loss-jump, max-loss-jump, min-samples, min-steps, min-test-samples, novel-data, novel-output, "
         "novel-epsilon, novel-delta, join-data",
         "  - threads must be 'auto' or greater than 0; got 0",
     ]

@@ -14,10 +14,13 @@ CHANGE = Measured(statistic="change", value=1.5, layer="fc")
 RARE = Measured(statistic="rare", value=0.75, layer="conv")
 
 
-def checks(notes: list[str], min_samples: int = 1, min_steps: int = 1, **actions: Action) -> NodeChecks:
+def checks(
+    notes: list[str], *, min_samples: int = 1, min_steps: int = 1, min_test_samples: int = 1, **actions: Action
+) -> NodeChecks:
     named: dict[str, Statistic] = {"change": "change", "rare": "rare", "loss_jump": "loss-jump"}
     rules = {named[name]: Rule(action=action, limit=0.5) for name, action in actions.items()}
-    return NodeChecks(rules=rules, min_samples=min_samples, min_steps=min_steps, note=notes.append)
+    least = {"min_samples": min_samples, "min_steps": min_steps, "min_test_samples": min_test_samples}
+    return NodeChecks(rules=rules, note=notes.append, **least)
 
 
 def test_what_is_below_the_limit_or_not_checked_is_not_reported() -> None:
@@ -53,13 +56,17 @@ def test_what_is_no_number_is_above_every_limit(value: float) -> None:
 
 def test_few_samples_or_steps_are_refused() -> None:
     notes: list[str] = []
-    made = checks(notes, min_samples=20, min_steps=3)
-    made.require_size("round 3: client 0", samples=20, steps=3)
+    made = checks(notes, min_samples=20, min_steps=3, min_test_samples=2)
+    made.require_size("round 3: client 0", samples=20, steps=3, tests=2)
+    made.require_size("round 3: client 0")  # nothing that could be of few
     assert notes == []
     with pytest.raises(RefusalError) as caught:
-        made.require_size("round 3: client 0", samples=19, steps=2)
-    assert notes[0].startswith("round 3: client 0: min-samples = 20, but it has 19 training samples; no answer is sent")
-    assert notes[1].startswith("round 3: client 0: min-steps = 3, but it has 2 local steps in a round")
+        made.require_size("round 3: client 0", samples=19, steps=2, tests=1)
+    assert notes[0].startswith(
+        "round 3: client 0: min-samples = 20, but the answer would come from 19 training samples; no answer is sent"
+    )
+    assert notes[1].startswith("round 3: client 0: min-steps = 3, but the answer would come from 2 local steps")
+    assert "min-test-samples = 2, but the answer would come from 1 test or validation sample;" in notes[2]
     assert for_others(caught.value) == REFUSED
 
 

@@ -1,0 +1,288 @@
+"""What each page and picture of the documentation shows of the records; `scripts/generate_results.py` writes it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from benchmarks.records import read_record
+from benchmarks.sections import SECTIONS
+from benchmarks.tables import target_table
+from experiments.matrix import WHAT_TO_CHOOSE, Matrix
+from experiments.page_tables import (
+    Figure,
+    GridTable,
+    Table,
+    in_mb,
+    in_percent,
+    one_digit,
+    short,
+    three_digits,
+    two_digits,
+)
+from scripts.computed_tables import Convergence, DualCosts, Thresholds
+
+
+class Generated(Protocol):
+    """Something that a page shows between marks."""
+
+    def lines(self) -> list[str]:
+        """Return it in Markdown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The tables of a section of the benchmark, and where their numbers come from."""
+
+    section: str
+
+    def lines(self) -> list[str]:
+        """Return the tables in Markdown."""
+        section, record = SECTIONS[self.section], read_record(self.section)
+        parts = [*section.tables(section.kind.validate_python(record.measured)), record.source()]
+        return "\n\n".join(parts).split("\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Targets:
+    """The targets of all sections of the benchmark beside what was measured."""
+
+    def lines(self) -> list[str]:
+        """Return the table in Markdown."""
+        read = [(section, read_record(name).measured) for name, section in SECTIONS.items()]
+        rows = [row for section, measured in read for row in section.targets(section.kind.validate_python(measured))]
+        return target_table(rows).split("\n")
+
+
+PRIVACY_COST = {
+    "z": ("settings:privacy.noise-multiplier", short),
+    "ε": ("privacy.epsilon", short),
+    "personalized": ("test_accuracy", in_percent),
+    "aggregate": ("test_accuracy_aggregate", in_percent),
+}
+
+RECORD_PRIVACY = {
+    "personalized": ("test_accuracy", in_percent),
+    "aggregate": ("test_accuracy_aggregate", in_percent),
+    "ε": ("privacy.epsilon", short),
+}
+
+RECONSTRUCTION = {
+    "PSNR, dB": ("psnr", one_digit),
+    "SSIM": ("ssim", two_digits),
+    "best control, dB": ("control_psnr", one_digit),
+}
+
+OF_UPLOAD = {
+    "accuracy, %": ("test_accuracy", in_percent),
+    "received model, %": ("test_accuracy_aggregate", in_percent),
+    "bias gradient, R²": ("interval:upload_bias_r2", two_digits),
+    "regression, R²": ("interval:upload_regression_r2", two_digits),
+    "bias gradient, points off": ("upload_bias_error", in_percent),
+    "regression, points off": ("upload_regression_error", in_percent),
+    "mean share, points off": ("upload_prior_error", in_percent),
+    "control, R²": ("interval:upload_permuted_r2", two_digits),
+}
+
+OF_SUM = {
+    "bias gradient, R²": ("interval:sum_bias_r2", two_digits),
+    "regression, R²": ("interval:sum_regression_r2", two_digits),
+    "bias gradient, points off": ("sum_bias_error", in_percent),
+    "regression, points off": ("sum_regression_error", in_percent),
+    "mean share, points off": ("sum_prior_error", in_percent),
+    "control, R²": ("interval:sum_permuted_r2", two_digits),
+}
+
+SUMMED = (
+    "one-step", "fedavg", "fedrep", "hyperfl", "hyperfl-frozen", "fedavg-epsilon-8", "fedavg-client-0.02",
+    "fedrep-epsilon-8", "fedavg-client-0.2",
+)  # fmt: skip
+"""Rows of the study `property` in which the uploads of all clients are summed."""
+
+SHARE_ABOVE = {
+    "first upload, bias gradient": ("interval:upload_bias_auc", two_digits),
+    "first upload, regression": ("interval:upload_regression_auc", two_digits),
+    "all uploads, bias gradient": ("interval:server_bias_auc", two_digits),
+    "all uploads, regression": ("interval:server_regression_auc", two_digits),
+    "exported model, regression": ("interval:model_regression_auc", two_digits),
+}
+
+ATTACKERS = {"server": "server", "another client": "client", "exported model": "model"}
+"""Attackers in a membership game, by their headings."""
+
+LIKELIHOOD = {
+    **{heading: (f"interval:{who}_lira_auc", three_digits) for heading, who in ATTACKERS.items()},
+    "control, exported model": ("interval:model_control_auc", three_digits),
+}
+
+FOUND_MEMBERS = {f"{heading}, %": (f"{who}_lira_tpr_0.01", in_percent) for heading, who in ATTACKERS.items()}
+
+LOSS_THRESHOLD = {heading: (f"interval:{who}_loss_auc", three_digits) for heading, who in ATTACKERS.items()}
+
+GLOBAL = {"last global model": ("global_test_accuracy_aggregate", in_percent)}
+
+PERSONALIZED = {
+    "personalized": ("test_accuracy", in_percent),
+    "worst tenth": ("test_accuracy_worst_decile", in_percent),
+    "aggregate": ("test_accuracy_aggregate", in_percent),
+    "MB up": ("bytes_up_per_client_round", in_mb),
+    "MB down": ("bytes_down_per_client_round", in_mb),
+}
+
+SECONDS = {"seconds per round": ("seconds_per_round", one_digit)}
+
+RATES_ON_DIGITS = {
+    "apfl": ("apfl", "fedavg", "local"),
+    "ditto": ("ditto", "ditto-1", "fedavg"),
+    "fedakd": ("fedakd", "local"),
+    "fedala": ("fedala", "fedavg"),
+    "feddf": ("feddf", "fedavg"),
+    "feddyn": ("feddyn", "fedavg"),
+    "fedftg": ("fedftg", "fedavg"),
+    "fedgen": ("fedgen", "fedavg"),
+    "fedper": ("fedper", "fedrep"),
+    "fedprox": ("fedprox", "fedavg"),
+    "fedrod": ("fedrod", "fedavg"),
+    "knn-per": ("knn-per", "knn-per-neighbours", "knn-per-chosen", "fedavg"),
+    "lg-fedavg": ("lg-fedavg", "local"),
+    "moon": ("moon", "fedavg"),
+    "per-fedavg": ("per-fedavg", "per-fedavg-alpha", "per-fedavg-hf", "fedavg"),
+    "pfedme": ("pfedme", "fedavg"),
+    "prifedsync": ("prifedsync", "fedavg"),
+    "scaffold": ("scaffold", "fedavg"),
+    "srr-fl": ("srr-fl", "fedavg"),
+}
+"""Rows of the study `tuning` on the pages of methods."""
+
+
+def rates_on_digits(rows: Sequence[str] = ()) -> GridTable:
+    """Return the table of accuracies at each learning rate; without rows, of all methods."""
+    return GridTable(
+        records="tuning",
+        column="digits",
+        setting="learning-rate",
+        number="test_accuracy",
+        second="test_accuracy_aggregate",
+        rows=rows,
+    )
+
+
+FEDGEN = {
+    f"fedgen-mnist-{column}": Table(
+        records="fedgen-mnist", column=column, numbers=GLOBAL, paper="FedGen's Table 1, three seeds"
+    )
+    for column in ("alpha-1", "alpha-0.1")
+}
+
+ELSEWHERE = ("quickstart", "noisy-steps", "secure-sums")
+"""Sections of the benchmark that other pages show than the one on performance."""
+
+TABLES: Mapping[str, Mapping[str, Generated]] = {
+    "results/performance.md": {
+        "targets": Targets(),
+        **{name: Measured(section=name) for name in SECTIONS if name not in ELSEWHERE},
+    },
+    "results/index.md": {
+        "tuning-digits": rates_on_digits(),
+        "quickstart": Measured(section="quickstart"),
+    },
+    "results/personalized.md": {
+        "personalized-fashion-mnist": Table(
+            records="personalized", column="fashion-mnist", numbers=PERSONALIZED, against="fedavg"
+        ),
+    },
+    **{
+        f"methods/{name}.md": {"rates-on-digits": rates_on_digits(rows), **(FEDGEN if name == "fedgen" else {})}
+        for name, rows in RATES_ON_DIGITS.items()
+    },
+    "methods/priv-hfl.md": {
+        "convergence": Convergence(),
+        "bytes-sent": DualCosts(
+            amount="bytes_up_per_client_round",
+            forms={"fedavg, mean, chain": "mean", "as printed": "dense"},
+            with_size=True,
+        ),
+        "bytes-of-the-server": DualCosts(
+            amount="server_state_bytes",
+            forms={"mean": "mean", "chain": "chain", "chain, projected": "chain-projected", "as printed": "dense"},
+        ),
+        "bytes-of-a-client": DualCosts(
+            amount="client_state_bytes", forms={"mean": "mean", "chain": "chain", "as printed": "dense"}
+        ),
+    },
+    "privacy/secure-sums.md": {"thresholds": Thresholds(), "secure-sums": Measured(section="secure-sums")},
+    "privacy/differential-privacy.md": {
+        "noisy-steps": Measured(section="noisy-steps"),
+        **{
+            f"private-table-1-{column}": Table(
+                records="private-table-1",
+                column=column,
+                numbers=RECORD_PRIVACY,
+                against="local-tuned",
+                paper="paper, 200 rounds",
+            )
+            for column in ("fashion-mnist-20", "cifar10-20")
+        },
+        "table-4-fashion-mnist": Table(records="table-4", column="fashion-mnist", numbers=SECONDS),
+        **{
+            f"client-privacy-{column}": Table(records="client-privacy", column=column, numbers=PRIVACY_COST)
+            for column in ("n20-r10", "n20-r50", "n100-r10", "n100-r50")
+        },
+        **{
+            f"private-table-3-{column}": Table(
+                records="private-table-3", column=column, numbers=RECONSTRUCTION, paper="paper"
+            )
+            for column in ("fashion-mnist", "cifar10")
+        },
+    },
+    "privacy/threat-model.md": {
+        "membership": Table(
+            records="membership",
+            column="model",
+            numbers={
+                f"{heading}, {attack}": (f"{who}_{key}_auc", three_digits)
+                for heading, who in ATTACKERS.items()
+                for attack, key in (("likelihood", "lira"), ("loss", "loss"))
+            },
+            rows=("local", "fedavg", "fedrep", "hyperfl"),
+        ),
+        "property": Table(
+            records="property",
+            column="upload",
+            numbers={
+                "first upload": ("interval:upload_regression_r2", two_digits),
+                "all uploads": ("interval:server_regression_r2", two_digits),
+                "sums": ("interval:sum_regression_r2", two_digits),
+                "exported model": ("interval:model_regression_r2", two_digits),
+            },
+            rows=("local", "fedavg", "pfedhn", "fedrep", "hyperfl", "hyperfl-frozen"),
+        ),
+    },
+    "privacy/membership.md": {
+        "membership-likelihood": Table(records="membership", column="model", numbers=LIKELIHOOD),
+        "membership-found": Table(records="membership", column="model", numbers=FOUND_MEMBERS),
+        "membership-loss": Table(records="membership", column="model", numbers=LOSS_THRESHOLD),
+    },
+    "privacy/property.md": {
+        "property-upload": Table(records="property", column="upload", numbers=OF_UPLOAD),
+        "property-sum": Table(records="property", column="upload", numbers=OF_SUM, rows=SUMMED),
+        "property-above": Table(records="property", column="upload", numbers=SHARE_ABOVE),
+    },
+    "privacy/what-to-choose.md": {"what-to-choose": Matrix(records="what-to-choose", shown=WHAT_TO_CHOOSE)},
+}
+"""Tables by page, below docs/, and by the name in their marks."""
+
+FIGURES: Mapping[str, Figure] = {
+    "privacy-cost.png": Figure(records="client-privacy", kind="privacy-cost"),
+    "privacy-rounds.png": Figure(
+        records="client-privacy",
+        kind="personalized_accuracy",
+        columns=("n20-r50", "n100-r50"),
+        rows=("local", *(f"{method}-{noise}" for method in ("fedrep", "hyperfl-frozen") for noise in (0, 0.015, 0.05))),
+    ),
+    "accuracy-bytes.png": Figure(records="what-to-choose", kind="accuracy-bytes", columns=("accuracy",)),
+    "leakage-accuracy.png": Figure(records="what-to-choose", kind="leakage-accuracy"),
+    "personalized-bytes.png": Figure(records="personalized", kind="accuracy-bytes", columns=("fashion-mnist",)),
+    "membership.png": Figure(records="membership", kind="membership"),
+    "property.png": Figure(records="property", kind="property"),
+}
+"""Figures by picture, below docs/pictures/."""
