@@ -133,8 +133,11 @@ class JoiningNode:
             raise ValueError(f"the message has models for the clients {sorted(received)}, this is client {self.client}")
         member = self._member(step, recipe, checks)
         member.require_size()
-        if step.number == 1:  # of a join that was given up
-            ReceivedModels(member.context.state).forget()
+        if step.number == 1 and ReceivedModels(member.context.state).forget():  # of a join that was given up
+            checks.note(
+                f"round 1: client {self.client}: the join begins again, so what it receives is not compared with what "
+                f"it has received before. If nobody has begun it again, ask the operator why"
+            )
         arrays = received[self.client]
         if problem := layout_problem(*(dict.fromkeys(keys, np.zeros(0)) for keys in (member.keys(), arrays))):
             raise ValueError(problem)

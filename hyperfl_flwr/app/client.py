@@ -89,8 +89,8 @@ app = LedgerApp(ledger_for)
 def on_node(answer: Answer) -> Handler:
     """Return a handler for Flower that parses the node config and refuses messages that the owner does not allow.
 
-    A message that is too large is refused before its arrays are unpacked. If only secure sums may leave the node,
-    other messages are refused.
+    A message that is too large is refused; the ledger names its arrays all the same. If only secure sums may leave the
+    node, other messages are refused.
     """
 
     def handle(message: Message, context: Context) -> Message:

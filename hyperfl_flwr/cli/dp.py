@@ -161,11 +161,17 @@ def _for_clients(
 
 
 def _print_spent(path: Path, delta: float, *, as_json: bool) -> None:
-    """Print what the clients of a record have spent: a row for each run, and one for all runs of a client."""
-    from hyperfl_flwr.privacy.budget import read_record
-    from hyperfl_flwr.privacy.spent import spent
+    """Print what the clients of a record have spent: a row for each run, and one for all runs of a client.
 
-    rows = spent(read_record(path), delta)
+    With several clients, a last row has the sum that counts if all are the same data, an owner's file or folder.
+    """
+    from hyperfl_flwr.privacy.budget import read_record
+    from hyperfl_flwr.privacy.spent import spent, spent_together
+
+    record = read_record(path)
+    rows = spent(record, delta)
+    if len({row.client for row in rows}) > 1:
+        rows.append(spent_together(record, delta))
     if as_json:
         found = [
             {name: _finite(value) if isinstance(value, float) else value for name, value in asdict(row).items()}
@@ -176,11 +182,13 @@ def _print_spent(path: Path, delta: float, *, as_json: bool) -> None:
     table = Table("client", "run", "releases", "epsilon of a record", "epsilon of the client", "bounded by")
     for row in rows:
         epsilons = (_shown(row.record_epsilon), _shown(row.client_epsilon))
-        table.add_row(str(row.client), row.experiment or "all runs", str(row.releases), *epsilons, row.bounded_by)
+        client = "all, if the same data" if row.client is None else str(row.client)
+        table.add_row(client, row.experiment or "all runs", str(row.releases), *epsilons, row.bounded_by)
     out.print(table)
-    if rows:
-        largest = [max(values) for values in zip(*((r.record_epsilon, r.client_epsilon) for r in rows), strict=True)]
-        out.print(f"largest of all clients: {_shown(largest[0])} for a record, {_shown(largest[1])} for the client")
+    each = [(row.record_epsilon, row.client_epsilon) for row in rows if row.client is not None]
+    if each:
+        largest = [max(values) for values in zip(*each, strict=True)]
+        out.print(f"largest of single clients: {_shown(largest[0])} for a record, {_shown(largest[1])} for the client")
     out.print(f"delta {delta:g}; neighbours: one record, or one client, present or without effect", markup=False)
     if any(row.replaces for row in rows):
         out.print("descriptors: one record replaced; this bounds a removed one, too, if the number of records is known")

@@ -88,8 +88,8 @@ class NodeKeys(Section):
     )
     max_message_mb: NonNegativeFloat = setting(
         0,
-        "Largest message in units of 10^6 bytes; larger ones are refused before their arrays are unpacked, but after "
-        "the SuperNode has received them. 0: any size.",
+        "Largest message in units of 10^6 bytes; larger ones are refused, but after the SuperNode has received "
+        "them and the ledger has a line of them. 0: any size.",
     )
     mixing_key_file: str = setting(
         "",

@@ -27,9 +27,9 @@ from hyperfl_flwr.launch import other_accounts
 from hyperfl_flwr.launch.findings import Finding, Level, error, ok, warning
 from hyperfl_flwr.launch.machine_checks import gpus
 from hyperfl_flwr.privacy.budget import FILE as PRIVACY_RECORD
-from hyperfl_flwr.privacy.budget import counted_epsilon, read_record
+from hyperfl_flwr.privacy.budget import read_record
 from hyperfl_flwr.privacy.secret_rotation import read_key
-from hyperfl_flwr.privacy.spent import spent
+from hyperfl_flwr.privacy.spent import spent, spent_together
 
 FILES = ("ca.crt", "node.key", FILE, PLACE, VERSIONS, "start.sh")
 
@@ -111,7 +111,7 @@ def _privacy_budget(node: NodeConfig) -> Iterator[Finding]:
             yield ok("privacy", f"{len(record)} uploads recorded; max-epsilon is not set in {FILE}, so none is refused")
         return
     if node.has_one_client:
-        largest = counted_epsilon([entry.release for entry in record], delta)[1]
+        largest = spent_together(record, delta).counted_epsilon if record else 0.0
     else:
         largest = max((row.counted_epsilon for row in spent(record, delta)), default=0.0)
     text = f"max-epsilon = {limit:g} at delta {delta:g}; {len(record)} uploads have spent {largest:.4g}"

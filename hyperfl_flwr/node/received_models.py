@@ -70,13 +70,14 @@ class ReceivedModels:
             if file not in (path, *earlier):
                 file.unlink(missing_ok=True)
 
-    def forget(self) -> None:
-        """Delete all models of the client, and its folder if nothing else is in it."""
-        folder = self._state.directory
-        for file in [*self._files(), *leftovers(folder, PATTERN)]:
+    def forget(self) -> bool:
+        """Delete all models of the client, and its folder if nothing else is in it; returns whether there were any."""
+        folder, kept = self._state.directory, self._files()
+        for file in [*kept, *leftovers(folder, PATTERN)]:
             file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             folder.rmdir()
+        return bool(kept)
 
     def _path(self, server_round: int) -> Path:
         return self._state.directory / f"received-{server_round:06d}.npz"

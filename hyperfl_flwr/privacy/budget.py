@@ -156,7 +156,7 @@ class PrivacyBudget:
         unit, epsilon = counted_epsilon([*earlier, entry.release], self.delta)
         if epsilon <= limit:
             return
-        why = f"the {len(earlier)} earlier ones have spent {counted_epsilon(earlier, self.delta)[1]:.4g}"
+        why = f"the {len(earlier)} earlier ones have spent {epsilon_of(earlier, unit, self.delta):.4g}"
         if any(_enforced(release) is None for release in earlier):
             why = "an earlier upload is bounded by nothing that this node can check"
         raise RefusalError(

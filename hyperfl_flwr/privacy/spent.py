@@ -19,10 +19,10 @@ WEAKEST_FIRST = (NOTHING, "server", "nodes", "client")
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """What the uploads of one client have spent.
+    """What the uploads of one client have spent, or those of all clients of a node.
 
     Attributes:
-        client: The client's id.
+        client: The client's id; None for all clients, as if their data were the same.
         experiment: Id of the run; empty for all runs.
         releases: Number of releases.
         record_epsilon: Epsilon for one record of the client; infinite if something is not bounded.
@@ -32,7 +32,7 @@ class Spent:
         replaces: Whether there are releases for neighbours of equal size.
     """
 
-    client: int
+    client: int | None
     experiment: str
     releases: int
     record_epsilon: float
@@ -54,24 +54,35 @@ def spent(record: Sequence[RecordedRelease], delta: float) -> list[Spent]:
         runs = groups.setdefault(entry.client, {"": []})
         runs.setdefault(entry.experiment, []).append(entry)
         runs[""].append(entry)
-    rows = []
-    for client in sorted(groups):
-        runs = groups[client]
-        for experiment in [*[name for name in runs if name], ""]:
-            releases = [entry.release for entry in runs[experiment]]
-            rows.append(
-                Spent(
-                    client=client,
-                    experiment=experiment,
-                    releases=len(releases),
-                    record_epsilon=epsilon_of(releases, "record", delta),
-                    client_epsilon=epsilon_of(releases, "client", delta),
-                    counted_epsilon=counted_epsilon(releases, delta)[1],
-                    bounded_by=min((r.bounded_by if r else NOTHING for r in releases), key=WEAKEST_FIRST.index),
-                    replaces=any(r is not None and r.neighbours == "replace-one" for r in releases),
-                )
-            )
-    return rows
+    return [
+        _row(client, experiment, groups[client][experiment], delta)
+        for client in sorted(groups)
+        for experiment in [*[name for name in groups[client] if name], ""]
+    ]
+
+
+def spent_together(record: Sequence[RecordedRelease], delta: float) -> Spent:
+    """Return what all clients have spent together: of an owner's file or folder, whatever number its node has had.
+
+    Args:
+        record: The lines of a privacy record.
+        delta: Probability with which each bound may fail.
+    """
+    return _row(None, "", record, delta)
+
+
+def _row(client: int | None, experiment: str, entries: Sequence[RecordedRelease], delta: float) -> Spent:
+    releases = [entry.release for entry in entries]
+    return Spent(
+        client=client,
+        experiment=experiment,
+        releases=len(releases),
+        record_epsilon=epsilon_of(releases, "record", delta),
+        client_epsilon=epsilon_of(releases, "client", delta),
+        counted_epsilon=counted_epsilon(releases, delta)[1],
+        bounded_by=min((r.bounded_by if r else NOTHING for r in releases), key=WEAKEST_FIRST.index),
+        replaces=any(r is not None and r.neighbours == "replace-one" for r in releases),
+    )
 
 
 def noisy_steps(budget: PrivacyBudget) -> int:

@@ -1,12 +1,14 @@
 """`hyperfl dp` and `hyperfl dp-audit`: known answers, what they print, and wrong combinations of options."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from federations import Call
 
-from hyperfl_flwr.privacy.budget import FILE, PrivacyBudget
+from hyperfl_flwr.core.errors import RefusalError
+from hyperfl_flwr.privacy.budget import FILE, PrivacyBudget, epsilon_of
 from hyperfl_flwr.privacy.release import Release
 
 RECORD = ("dp", "--samples", "600", "--batch", "50")
@@ -108,6 +110,27 @@ def test_wrong_combinations(call: Call, words: tuple[object, ...], reason: str) 
     assert reason in err
 
 
+def test_what_a_node_has_spent_under_several_numbers(call: Call, tmp_path: Path) -> None:
+    """An owner's file is the same data under each: the budget counts all releases, and the last row has them."""
+    upload = Release(unit="client", mechanism="gaussian", noise_multiplier=2.0)
+    for client in (0, 3):
+        spending = PrivacyBudget(path=tmp_path / FILE, experiment="aaaa", client=client, is_only_client=True)
+        for number in range(5):
+            spending.spend(number + 1, upload)
+    code, out, _ = call("dp", "--spent", tmp_path / FILE)
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
+    assert code == 0
+    assert cells[-1][:3] == ["all, if the same data", "all runs", "10"]
+    assert (cells[1][4], cells[-1][4]) == ("4.983", "7.511")
+    limited = replace(spending, max_epsilon=7.6)
+    with pytest.raises(RefusalError, match=r"for one client to .*: the 10 earlier ones have spent 7\.511"):
+        limited.spend(6, upload)
+    of_record = epsilon_of([upload] * 10, "record", 1e-5)
+    assert of_record > 7.6
+    with pytest.raises(RefusalError, match=rf"for one record to .*: the 10 earlier ones have spent {of_record:.4g}"):
+        limited.spend(6, Release(unit="record", mechanism="gaussian", noise_multiplier=50.0))
+
+
 def test_what_was_spent(call: Call, tmp_path: Path) -> None:
     steps = Release(unit="record", mechanism="sampled-gaussian", noise_multiplier=2.367, sample_rate=50 / 600, steps=60)
     upload = Release(unit="client", mechanism="gaussian", noise_multiplier=1.0)
@@ -125,12 +148,18 @@ def test_what_was_spent(call: Call, tmp_path: Path) -> None:
         ["1", "aaaa", "10", cells[2][3], "17.86", "client"], ["1", "all runs", "10", cells[3][3], "17.86", "client"],
         ["2", "aaaa", "1", "infinite", "infinite", "nothing"],
     ]  # fmt: skip
-    for text in ("largest of all clients: infinite", "delta 1e-05", "descriptors: one record replaced", "not covered"):
+    for text in (
+        "largest of single clients: infinite",
+        "delta 1e-05",
+        "descriptors: one record replaced",
+        "not covered",
+    ):
         assert text in out
     code, out, _ = call("dp", "--spent", tmp_path / FILE, "--delta", "1e-6", "--json")
     document = json.loads(out)
     assert document["delta"] == 1e-6
-    assert [row["releases"] for row in document["spent"]] == [10, 10, 10, 10, 1, 1, 2]
+    assert [row["releases"] for row in document["spent"]] == [10, 10, 10, 10, 1, 1, 2, 22]
+    assert document["spent"][-1]["client"] is None
     assert document["spent"][0]["client_epsilon"] is None
 
 

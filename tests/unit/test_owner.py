@@ -95,7 +95,7 @@ def ask(kind: str, content: RecordDict, **node: Scalar) -> Message:
     return grid.answer(Message(content, dst_node_id=number, message_type=kind))
 
 
-def test_a_message_that_is_too_large_is_refused_before_it_is_unpacked(
+def test_a_message_that_is_too_large_is_refused_before_it_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Arrays of 2 MB are refused with a limit of 1 MB, and unpacked with one of 3 MB or without any (0)."""
