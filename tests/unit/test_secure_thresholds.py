@@ -4,6 +4,7 @@ import pytest
 
 from hyperfl_flwr.config.secure_sums import SecureSumConfig
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.protocol.secure_sums.numbers import SQUARES_FROM
 from hyperfl_flwr.protocol.secure_sums.thresholds import (
     MOST_NODES,
     crowd,
@@ -89,3 +90,10 @@ def test_impossible_thresholds_have_no_crowd():
 def test_a_round_waits_for_the_nodes_that_its_threshold_needs(threshold, fewest):
     """Of six nodes, one may collude; with fewer nodes than the threshold no sum could be opened."""
     assert SecureSumConfig(threshold=threshold).fewest_nodes(6) == fewest
+
+
+def test_the_numbers_of_nodes_that_have_squares_by_default():
+    """Those of the page on secure sums."""
+    defaults = {n: (smallest_threshold(n, usual_colluding(n)), usual_colluding(n)) for n in range(3, MOST_NODES + 1)}
+    with_squares = [n for n, others in defaults.items() if unknown_nodes(n, *others) >= SQUARES_FROM]
+    assert with_squares == [24, 25, *range(27, MOST_NODES + 1)]
