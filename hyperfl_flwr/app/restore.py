@@ -11,7 +11,7 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.tasks import REGRESSION
+from hyperfl_flwr.core.tasks import REGRESSION, TASKS
 from hyperfl_flwr.data.registry import DATASETS, class_names, load_dataset
 from hyperfl_flwr.data.sample_format import HALF
 from hyperfl_flwr.models.model_spec import TargetRecipe
@@ -92,7 +92,7 @@ def restored(run: Path, changes: Mapping[str, Scalar] | None = None, *, best: bo
         raise RunDirectoryError(f"{run} has no checkpoint yet; wait for one, or resume the run")
     number = rounds[-1]
     if best and manifest["status"] == "completed" and chooses_state(settings_of(run)):
-        number = best_record(read_metrics(run), "aggregate").get("round", number)
+        number = best_record(read_metrics(run), TASKS[config.task], "aggregate").get("round", number)
     data = RunData.read(manifest)
     recipe = _recipe_of_nodes(run, config, data) if data.source == "nodes" else _recipe(config)
     strategy = new_strategy(config, _no_federation(recipe), experiment=manifest["experiment"], run_directory=str(run))

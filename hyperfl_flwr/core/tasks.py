@@ -139,9 +139,6 @@ TASKS: dict[str, Task] = {task.name: task for task in (CLASSIFICATION, MULTI_LAB
 ALL_TASKS = tuple(TASKS)
 """Names of all tasks, for methods that only need the loss."""
 
-DECIDING = {task.deciding: task for task in TASKS.values()}
-"""A task for each number that decides about rounds."""
-
 MAIN_SCORES = tuple(dict.fromkeys(task.score for task in TASKS.values()))
 """Names of the main scores of all tasks."""
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from hyperfl_flwr.core.tasks import task_of
 from hyperfl_flwr.runs.run_directory import Record
 from hyperfl_flwr.runs.validation import best_record, chooses_state
 
@@ -44,7 +45,8 @@ class KeptModels:
 
         is_best = settings.get("keep") == "best" and bool(newest("kept"))  # until the end, it is not known
         kind, lines = ("kept", "client-kept") if is_best else ("personalized", "client")
-        aggregate = best_record(records, "aggregate") if is_best and chooses_state(settings) else newest("aggregate")
+        chooses = is_best and chooses_state(settings)
+        aggregate = best_record(records, task_of(settings), "aggregate") if chooses else newest("aggregate")
 
         def rows(kind: str, of_round: int | None) -> list[Record]:
             return [record for record in records if record["kind"] == kind and record["round"] == of_round]

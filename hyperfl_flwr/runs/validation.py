@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.tasks import DECIDING, TASKS
+from hyperfl_flwr.core.tasks import TASKS, Task
 from hyperfl_flwr.runs.checkpoint import Progress
 from hyperfl_flwr.runs.run_directory import Record
 
@@ -13,21 +13,17 @@ KINDS = ("aggregate", "personalized")
 """Kinds of models with a mean validation score: as received, and after local training."""
 
 
-def note_means(progress: Progress, means: Mapping[str, float], server_round: int) -> None:
+def note_means(progress: Progress, task: Task, means: Mapping[str, float], server_round: int) -> None:
     """Update a run's best rounds.
 
     Args:
         progress: Progress of the run.
+        task: Its task.
         means: Means over the clients of a round, by metric; without scores on validation data, nothing changes.
         server_round: The round after which the clients' models had these values; the received models are those of the
             round before.
     """
-    known = {
-        kind: task.merit(means[name])
-        for kind in KINDS
-        for deciding, task in DECIDING.items()
-        if (name := f"{kind}-validation-{deciding}") in means
-    }
+    known = {kind: task.merit(means[name]) for kind in KINDS if (name := f"{kind}-validation-{task.deciding}") in means}
     if not known:
         return
     progress.rounds_without_rise += 1
@@ -74,21 +70,19 @@ def replaces_test_data(settings: Mapping[str, Scalar]) -> bool:
     return not decides and float(settings.get("data.validation-fraction", 0)) > 0
 
 
-def best_record(records: Iterable[Record], kind: str) -> Record:
+def best_record(records: Iterable[Record], task: Task, kind: str) -> Record:
     """Return the record of metrics.jsonl of the round in which a kind of model was the best on validation data.
 
     Args:
         records: Lines of metrics.jsonl.
+        task: The run's task.
         kind: One of `KINDS`.
 
     Returns:
         The last of several; empty if no record has one.
     """
-    lines = {"aggregate": "aggregate", "personalized": "train"}[kind]
+    lines, name = {"aggregate": "aggregate", "personalized": "train"}[kind], f"{kind}_validation_{task.deciding}"
     known = [
-        (task.merit(float(record[name])), record)
-        for record in records
-        for deciding, task in DECIDING.items()
-        if record["kind"] == lines and (name := f"{kind}_validation_{deciding}") in record
+        (task.merit(float(record[name])), record) for record in records if record["kind"] == lines and name in record
     ]
     return max(reversed(known), key=lambda found: found[0], default=(0.0, {}))[1]

@@ -1,7 +1,7 @@
 """Parse and validate a node's handshake reply (untrusted input)."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,3 +194,10 @@ def _problem(properties: Mapping[str, Any], *, needs_key: bool) -> str:
         return problem
     number, expected = len(properties.get(NUM_EXAMPLES, properties["clients"])), len(properties["clients"])
     return "" if number == expected else f"its num-examples has {number} numbers for {expected} clients"
+
+
+def share_text(nodes: Iterable[Node], number: int) -> str:
+    """Return a node's number of training samples and its share of all, after a comma; empty if none are known."""
+    counts = {node.partition: sum(node.num_examples.values()) for node in nodes}
+    total = sum(counts.values())
+    return f", {counts[number]} training samples ({counts[number] / total:.0%} of all)" if total else ""

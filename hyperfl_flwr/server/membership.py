@@ -16,12 +16,13 @@ from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.queries import NOVEL
 from hyperfl_flwr.server.cures import cure_of
+from hyperfl_flwr.server.earlier_answers import EarlierAnswers
 from hyperfl_flwr.server.exchange import is_simulated
 from hyperfl_flwr.server.exclusions import Exclusions
 from hyperfl_flwr.server.federation import Agreement, Federation, agree, handshake, listed
 from hyperfl_flwr.server.fetching import repeated
 from hyperfl_flwr.server.greetings import PAUSE_SECONDS, Greetings
-from hyperfl_flwr.server.handshake import Bystander, Node, Refusal, number_of
+from hyperfl_flwr.server.handshake import Bystander, Node, Refusal, number_of, share_text
 
 GREETING_SECONDS = 30.0
 """Longest wait before a round for a new node's reply, in seconds; a later one takes part from the next round on."""
@@ -81,7 +82,7 @@ class Roster:
         self._has_begun, self._cure = False, ""
         self._session, self._fewest = session, fewest
         self._greetings = Greetings(grid, timeout, session, num_nodes)
-        self._numbers: dict[int, int] = {}
+        self._earlier = EarlierAnswers()
         self._last_announced: dict[int, str] = {}
         self._announced_notes: set[str] = set()
 
@@ -189,19 +190,17 @@ class Roster:
         nodes = [node for node in answered if not self.exclusions.cover(node.id, self._round)]
         nodes = [node for node in nodes if not node.properties.get(NOVEL)]  # novel nodes only receive models
         here = {node.id for node in self.federation.nodes}
-        changed = [node for node in nodes if self._numbers.get(node.id, node.partition) != node.partition]
-        nodes = [node for node in nodes if node not in changed]
+        changed = self._earlier.refusals(nodes)
+        nodes = [node for node in nodes if node.id not in {refusal.id for refusal in changed}]
         nodes.sort(key=lambda node: node.id not in here)  # a present node wins over a new one with the same number
         terms = self._agreement.terms if self._has_begun else None
         self._agreement = found = agree(nodes, self._num_clients, terms, self._known)
         self._cure = cure_of(nodes) if found.refused or found.split else ""
         if not self._has_begun:
             self.num_nodes = int(found.terms.get("num-nodes", 0))
-        self.refused = [answer for answer in answers.values() if isinstance(answer, Refusal)] + found.refused
-        for node in changed:
-            problem = f"it took part as node {self._numbers[node.id]} before; restore that partition-id"
-            self.refused.append(Refusal(id=node.id, number=node.partition, reason=problem))
-        self._numbers |= {node.id: number for number, node in found.accepted.items()} if self._has_begun else {}
+        self.refused = [answer for answer in answers.values() if isinstance(answer, Refusal)] + found.refused + changed
+        if self._has_begun:
+            self._earlier.note(found.accepted.values())
         self.federation = Federation([found.accepted[number] for number in sorted(found.accepted)])
         self._report_changes(reason)
 
@@ -223,7 +222,8 @@ class Roster:
                 if state == "away":
                     self._announce(f"node {number} is away {clients}{f': {reason}' if reason else ''}")
                 else:
-                    self._announce(f"node {number} {'is back' if number in self.seen else 'joins'} {clients}")
+                    joins = f"joins {clients}{share_text(self.federation.nodes, number)}"
+                    self._announce(f"node {number} {f'is back {clients}' if number in self.seen else joins}")
                 self._last_announced[number] = state
         self.seen |= {node.partition for node in self.federation.nodes}
 
@@ -233,10 +233,9 @@ class Roster:
         self._last_announced = dict.fromkeys(range(self.num_nodes), "away")
         self._last_announced |= {node.partition: "there" for node in self.federation.nodes}
         self.seen = {node.partition for node in self.federation.nodes}
-        total = sum(self.federation.num_examples.values())
+        self._earlier.note(self.federation.nodes)
         for node in self.federation.nodes:
-            count = sum(node.num_examples.values())
-            share = f", {count} training samples ({count / total:.0%} of all)" if total else ""
+            share = share_text(self.federation.nodes, node.partition)
             self._announce(f"node {node.partition} takes part: clients {listed(node.clients)}{share}")
         for number in self.away:
             self._announce(f"node {number} is missing (clients {listed(self.clients_of(number))})")

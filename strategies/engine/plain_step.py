@@ -15,7 +15,7 @@ from strategies.engine.context import ServerContext
 from strategies.engine.node_means import NodeMeans
 from strategies.engine.observations import record_observation
 from strategies.engine.replies import read_report, read_training
-from strategies.engine.reply_bounds import Bounds, refuse_impossible_numbers
+from strategies.engine.reply_bounds import Bounds, refuse_impossible_numbers, refuse_unasked
 from strategies.engine.round_outcome import Outcome
 
 
@@ -103,10 +103,12 @@ class PlainStep:
         if not self._trains:
             report = read_report(content, clients)
             refuse_impossible_numbers(report, {}, required=f"aggregate-{self._score}")
+            refuse_unasked(report, self._context.config)
             outcome.add(node.id, report, is_deployed=is_deployed)
             return
         reply = read_training(content, clients, self._received, self._per_client_sent)
         self._bounds.check(reply)
+        refuse_unasked(reply.report, self._context.config)
         if client_privacy.adds_noise(self._context):
             # Not `max-update-ratio`: whether a reply counts must not depend on what honest clients have learnt.
             reply.refuse_large(self._total, self._context.config.privacy.clip_norm)

@@ -207,11 +207,12 @@ class RecordedStrategy(Strategy):
             raise RunFailedError(f"every client failed{example}; {where}")
 
     def _record_training(self, current: int, seconds: float) -> None:
-        outcome = self.inner.outcome
-        note_means(self.inner.progress, outcome.means(), current)
+        outcome, config = self.inner.outcome, self.inner.context.config
+        if config.selects_rounds:
+            note_means(self.inner.progress, TASKS[config.task], outcome.means(), current)
         self._warn_of_unknown_validation(current)
         self.directory.append(aggregate_records(outcome, current - 1))
-        config, phase = self.inner.context.config, self.inner.phase(current)
+        phase = self.inner.phase(current)
         record, *rows = training_records(outcome, config, current, phase, seconds)
         self.directory.append([record, *rows])
         self._record_failures(f"round-{current:06d}", f"round {current}")

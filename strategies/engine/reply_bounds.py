@@ -6,6 +6,7 @@ samples, an update a thousand times too long, an accuracy of 7.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperfl_flwr.core.tasks import CLASSIFICATION, REGRESSION
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.tasks import CLASSIFICATION, REGRESSION, TASKS
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import LABEL_COUNTS, ClientResult, Reduction, Report, group_of
 from hyperfl_flwr.protocol.update_norms import noise_norms, norms_of_change, reference_norms, refuse_long
@@ -23,12 +25,20 @@ from strategies.engine.replies import TrainingReply
 LIMITS = {
     **dict.fromkeys(("accuracy", "macro-f1", "auc", "majority-share", "backdoor-success"), (0.0, 1.0)),
     REGRESSION.score: (REGRESSION.lowest, 1.0),
-    **dict.fromkeys(("mse", "mae", "personalized-loss", "aggregate-loss", "kept-loss"), (0.0, math.inf)),
+    **dict.fromkeys(("mse", "mae", "personalized-loss", "aggregate-loss", "kept-loss", "seconds"), (0.0, math.inf)),
 }
 """Smallest and largest value of a metric, by the end of its name (`mse` of `rmse`, too).
 
 The losses are those of evaluations, which are the tasks'. A method's own loss in training may be negative, as FedDyn's.
 """
+
+_WHOLE = ("private-steps", "test-examples")
+"""Metrics that are counts."""
+
+_OF_SETTINGS = re.compile(
+    r"(?:aggregate|personalized|kept)-(?P<what>validation|global|backdoor)-(?P<score>accuracy|r2|mse|success)"
+)
+"""Names of the evaluations that only some runs have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +124,29 @@ def refuse_impossible_numbers(report: Report, num_examples: Mapping[int, int], r
         if required and result.metrics and required not in result.metrics:
             raise ValueError(f"{client} reports no {required}, or one that is not a number")
         for name, value in result.metrics.items():
+            if name in _WHOLE and not (0 <= value < math.inf and float(value).is_integer()):
+                raise ValueError(f"the {name} of {client} must be a whole number of at least 0, got {value:g}")
             if (limits := limits_of(name)) and not limits[0] <= value <= limits[1]:
                 raise ValueError(f"the {name} of {client} must be {range_text(limits)}, got {value:g}")
+
+
+def refuse_unasked(report: Report, config: RunConfig) -> None:
+    """Refuse evaluations that the run's settings do not ask for: their mean would be that of one node.
+
+    Raises:
+        ValueError: If there are such metrics; the message names one.
+    """
+    task = TASKS[config.task]
+    asked = {
+        "validation": task.deciding if config.selects_rounds else "",
+        "global": task.score if config.data.global_test else "",
+        "backdoor": "success" if config.adversary.attack == "backdoor" else "",
+    }
+    for result in report.results:
+        for name in result.metrics:
+            found = _OF_SETTINGS.fullmatch(name)
+            if found and found["score"] != asked[found["what"]]:
+                raise ValueError(f"client {result.client} reports {name}, which the run's settings do not ask for")
 
 
 def range_text(limits: tuple[float, float]) -> str:

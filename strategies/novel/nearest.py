@@ -22,6 +22,13 @@ from hyperfl_flwr.training.a_distance import a_distance
 from strategies.engine.context import ServerContext
 from strategies.engine.query_clients import Query, ask
 
+LARGEST_GRADIENT = 1e6
+"""Largest magnitude of a gradient's numbers.
+
+Honest ones are at most the size of the samples' numbers. Numbers of 1e38 would make the classifiers infinite, which are
+sent to all novel clients.
+"""
+
 
 @dataclass(kw_only=True)
 class Distances:
@@ -121,6 +128,7 @@ class _Pairs:
             expected=expected,
             per_client=per_client,
             question=QuerySpec(corruption=corruption),
+            largest=LARGEST_GRADIENT if kind == GRADIENTS else math.inf,
         )
         answers = ask(self._grid, self._setting, self._setting.config.num_rounds, query)
         self._found.failures += answers.failures

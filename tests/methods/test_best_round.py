@@ -16,6 +16,7 @@ from hyperfl_flwr.app.methods import check_run
 from hyperfl_flwr.app.node import NodeApp
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.core.tasks import CLASSIFICATION
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
 from hyperfl_flwr.launch.contract.folders import outcome
@@ -239,18 +240,29 @@ def test_a_run_that_has_not_ended_is_of_its_last_round(federate: Federate, make_
 
 def test_rounds_without_a_known_accuracy_do_not_end_a_run() -> None:
     progress = Progress(round=7)
-    note_means(progress, {"personalized-accuracy": 0.5}, 7)
+    note_means(progress, CLASSIFICATION, {"personalized-accuracy": 0.5}, 7)
+    note_means(progress, CLASSIFICATION, {"personalized-validation-mse": 0.1}, 7)  # of another task
     assert not is_over(progress, 1)
-    note_means(progress, {"personalized-validation-accuracy": 0.5, "aggregate-validation-accuracy": 0.4}, 7)
+    assert progress.best_round == {}
+    note_means(
+        progress, CLASSIFICATION, {"personalized-validation-accuracy": 0.5, "aggregate-validation-accuracy": 0.4}, 7
+    )
     assert progress.best_round == {"personalized": 7, "aggregate": 6}
     assert not is_over(progress, 2)
-    note_means(progress, {"personalized-validation-accuracy": 0.4, "aggregate-validation-accuracy": 0.4}, 8)
-    note_means(progress, {"personalized-validation-accuracy": 0.5, "aggregate-validation-accuracy": 0.41}, 9)
+    note_means(
+        progress, CLASSIFICATION, {"personalized-validation-accuracy": 0.4, "aggregate-validation-accuracy": 0.4}, 8
+    )
+    note_means(
+        progress, CLASSIFICATION, {"personalized-validation-accuracy": 0.5, "aggregate-validation-accuracy": 0.41}, 9
+    )
     assert progress.best_round == {"personalized": 9, "aggregate": 8}  # the later one of equal accuracies
     assert not is_over(progress, 2)
     for server_round in (10, 11):
         note_means(
-            progress, {"personalized-validation-accuracy": 0.5, "aggregate-validation-accuracy": 0.41}, server_round
+            progress,
+            CLASSIFICATION,
+            {"personalized-validation-accuracy": 0.5, "aggregate-validation-accuracy": 0.41},
+            server_round,
         )
     assert progress.best_round == {"personalized": 11, "aggregate": 10}
     assert is_over(progress, 2)  # an equal accuracy is no rise

@@ -65,6 +65,14 @@ LIES: dict[str, tuple[Lie, str]] = {
         partial(told, metrics=lambda numbers: {**numbers, "personalized-accuracy": 7.0}),
         "the personalized-accuracy of client 1 must be between 0 and 1, got 7",
     ),
+    "unasked": (
+        partial(told, metrics=lambda numbers: {**numbers, "personalized-validation-mse": 1.0}),
+        "client 1 reports personalized-validation-mse, which the run's settings do not ask for",
+    ),
+    "no-count": (
+        partial(told, metrics=lambda numbers: {**numbers, "test-examples": float("inf")}),
+        "the test-examples of client 1 must be a whole number of at least 0, got inf",
+    ),
     "no-number": (
         partial(told, metrics=lambda numbers: {**numbers, "personalized-accuracy": float("nan")}),
         "client 1 reports no personalized-accuracy, or one that is not a number",

@@ -19,7 +19,7 @@ from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.data.federated_data import ClientData, FederatedData, load_federated_data
 from hyperfl_flwr.launch.contract.grids import Settings, plain_grid
 from hyperfl_flwr.protocol.arrays import SharedArrays
-from hyperfl_flwr.protocol.queries import ERRORS, RATES, QuerySpec
+from hyperfl_flwr.protocol.queries import CLASSIFIERS, ERRORS, GRADIENTS, RATES, QuerySpec
 from hyperfl_flwr.training.a_distance import a_distance, split
 from strategies.novel.nearest import find_distances
 
@@ -143,3 +143,22 @@ def test_a_client_with_impossible_error_rates_is_never_nearest(
         (0, "error rates must be between 0 and 1")
     ]
     assert all(0 not in distances for distances in found.between.values())
+
+
+def test_a_client_with_impossible_gradients_is_left_out_alone(
+    groups: tuple[RunConfig, FederatedData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its numbers are finite, and would make the classifiers infinite that novel clients are sent."""
+    honest = adapter._WORK[GRADIENTS]
+
+    def lying(member: BaseClient, received: SharedArrays, question: QuerySpec) -> tuple[SharedArrays, int]:
+        arrays, number = honest(member, received, question)
+        large = {CLASSIFIERS: np.full_like(arrays[CLASSIFIERS], 3e38)}
+        return (large if member.context.client == 1 else arrays), number
+
+    monkeypatch.setitem(adapter._WORK, GRADIENTS, lying)
+    found = distances_in(groups[0], 9)  # a node for each client
+    assert [failure.client for failure in found.failures] == [1]
+    assert "has numbers beyond 1e+06" in found.failures[0].reason
+    assert sorted(found.between) == [7, 8]
+    assert all(sorted(distances) == [0, 2, 3, 4, 5, 6] for distances in found.between.values())

@@ -208,9 +208,28 @@ def test_a_node_joins_goes_and_comes_back(make_roster: Callable[..., Roster], sa
         roster.refresh(1)
         history.append(there(roster))
     assert history == [[0, 1], [0, 1, 2], [0, 1, 2], [0, 2], [0, 1, 2]]
-    assert said == ["node 2 joins (clients 2 5)", "node 1 is away (clients 1 4)", "node 1 is back (clients 1 4)"]
+    joins = "node 2 joins (clients 2 5), 200 training samples (33% of all)"
+    assert said == [joins, "node 1 is away (clients 1 4)", "node 1 is back (clients 1 4)"]
     assert grid.asked == [A, B, C, B]
     assert roster.seen == {0, 1, 2}
+
+
+@pytest.mark.parametrize("again", [B, C])
+def test_a_node_does_not_come_back_with_another_weight(
+    make_roster: Callable[..., Roster], said: list[str], again: int
+) -> None:
+    """It could make its update nearly all of the mean; also under another id. With its number it takes part again."""
+    true, heavy = says(introduction(1, 2, 6)), says(introduction(1, 2, 6, num_examples=[100, 10**9, 100]))
+    grid = ScriptedGrid({A: nodes_of(2, 6)[A], B: [true, heavy, true], C: [heavy, true]})
+    grid.present = [A, B]
+    roster = make_roster(grid)
+    roster.gather()
+    for present, expected in (([A], [0]), ([A, again], [0]), ([A], [0]), ([A, again], [0, 1])):
+        grid.present = present
+        roster.refresh(1)
+        assert there(roster) == expected
+    reason = "it announced 100 training samples of client 3 before, and 1000000000 now; restore its data, or begin"
+    assert [line for line in said if reason in line]
 
 
 def test_a_node_may_come_back_under_another_id(make_roster: Callable[..., Roster], said: list[str]) -> None:
@@ -286,7 +305,7 @@ def test_a_node_that_does_not_fit_is_refused_and_the_others_go_on(
     grid.present = [A, C, B]
     roster.refresh(1)
     assert (there(roster), roster.refused) == ([0, 1, 2], [])
-    assert said[-1] == "node 1 joins (clients 1 4)"
+    assert said[-1] == "node 1 joins (clients 1 4), 200 training samples (33% of all)"
 
 
 def test_what_the_run_began_with_counts(make_roster: Callable[..., Roster]) -> None:

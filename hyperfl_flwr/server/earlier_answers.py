@@ -1,0 +1,46 @@
+"""What the nodes of a run have told about themselves before: a node that comes back must not be another one."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hyperfl_flwr.server.handshake import Node, Refusal
+
+
+@dataclass(kw_only=True)
+class EarlierAnswers:
+    """The nodes' numbers and their clients' numbers of training samples, as they were told first.
+
+    Numbers of samples are the clients' weights in means: a node that comes back with others would change its weight.
+
+    Attributes:
+        numbers: Number of a node by Flower's id.
+        samples: Number of training samples by client.
+    """
+
+    numbers: dict[int, int] = field(default_factory=dict)
+    samples: dict[int, int] = field(default_factory=dict)
+
+    def refusals(self, nodes: Iterable[Node]) -> list[Refusal]:
+        """Return refusals of those nodes whose answers do not fit what was told before."""
+        return [
+            Refusal(id=node.id, number=node.partition, reason=problem)
+            for node in nodes
+            if (problem := self._problem(node))
+        ]
+
+    def _problem(self, node: Node) -> str:
+        if (number := self.numbers.get(node.id, node.partition)) != node.partition:
+            return f"it took part as node {number} before; restore that partition-id"
+        for client, count in node.num_examples.items():
+            if (before := self.samples.get(client, count)) != count:
+                return (
+                    f"it announced {before} training samples of client {client} before, and {count} now; restore its "
+                    f"data, or begin another run"
+                )
+        return ""
+
+    def note(self, nodes: Iterable[Node]) -> None:
+        """Remember the answers of nodes that take part."""
+        for node in nodes:
+            self.numbers[node.id] = node.partition
+            self.samples |= {client: count for client, count in node.num_examples.items() if client not in self.samples}
