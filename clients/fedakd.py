@@ -102,9 +102,9 @@ class FedAKDClient(BaseClient):
         return rng.choice(size, max(1, data.num_held_back(share)), replace=False)
 
     def _weight(self) -> float:
-        """Return the accuracy on the held-back samples; 1 without any."""
+        """Return the accuracy on the held-back samples; without any 1, or 0 if there is only one sample."""
         held, data = self._held_back(), self.context.data
         if not len(held):
-            return 1.0
+            return 0.0 if self._method.held_back and not self.context.config.dp.epsilon else 1.0
         self.model.eval()
         return evaluate(self.model, data.train_images[held], data.train_labels[held]).score

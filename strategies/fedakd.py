@@ -13,7 +13,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.methods.fedakd import FedAKDConfig
 from hyperfl_flwr.protocol.arrays import SharedArrays
-from hyperfl_flwr.training.knowledge_exchange import nothing
+from hyperfl_flwr.training.knowledge_exchange import LEAST_WEIGHT, nothing
 from strategies.engine.base import BaseStrategy
 
 
@@ -42,9 +42,10 @@ class FedAKD(BaseStrategy):
     def advance(self, means: SharedArrays) -> SharedArrays:
         """Return the mean of the logits with the weight 1, so that what is sent never gets small.
 
-        Without a client that has finished, or with a weight, there is no knowledge: the next round has another mixture.
+        Without a client that has finished, or with a mean weight below `LEAST_WEIGHT`, there is no knowledge: the next
+        round has another mixture.
         """
-        if any(mean[-1] > 0 for mean in means.values()):
+        if any(mean[-1] >= LEAST_WEIGHT for mean in means.values()):
             return {key: mean / mean[-1] for key, mean in means.items()}
         first = self.initial_parameters()["knowledge"]
         return {f"knowledge/{name}": value.numpy() for name, value in first.items()}

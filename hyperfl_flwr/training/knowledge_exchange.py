@@ -22,6 +22,13 @@ from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, new_optimiser
 OFFSET = 10.0
 """Added to logits, so that what is sent is not small: limits on changes and ranges of sums are measured against it."""
 
+LEAST_WEIGHT = 1e-3
+"""Least mean weight with which there is knowledge.
+
+A smaller one may be the rounding of a secure sum, or another node's negative weight; what is divided by it is then
+large and means nothing. As a mean accuracy it is below that of any guess.
+"""
+
 
 def packed(logits: Tensor, weight: float) -> Tensor:
     """Return the vector [n K + 1], float64, for logits [n, K] and a weight of at least 0."""

@@ -24,6 +24,7 @@ from hyperfl_flwr.metrics.evaluation import evaluate
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 from hyperfl_flwr.training.knowledge_exchange import digest, distance, logits_on, nothing, packed, unpacked
 from hyperfl_flwr.training.local_sgd import Epochs
+from strategies.fedakd import FedAKD
 
 SAMPLES = 30
 
@@ -92,6 +93,17 @@ def test_the_mean_of_what_is_sent_is_the_weighted_mean() -> None:
     torch.testing.assert_close(found, (0.3 * one + 0.9 * two) / 1.2, rtol=0, atol=1e-6)
     assert torch.equal(unpacked(packed(one, 1 / 3), 40), one)
     assert unpacked((packed(one, 0.0) + packed(two, 0.0)) / 2, 40) is None
+
+
+@pytest.mark.parametrize(("weight", "known"), [(0.5, True), (1e-3, True), (2e-7, False), (0.0, False), (-8.0, False)])
+def test_the_rounding_of_a_secure_sum_is_no_knowledge(
+    weight: float, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is divided by a weight that is nearly 0, or below it, means nothing."""
+    monkeypatch.setattr(FedAKD, "initial_parameters", lambda _: {"knowledge": {"theta": nothing(2)}})
+    mean = np.array([11.0 * weight, 9.0 * weight, weight])
+    (sent,) = object.__new__(FedAKD).advance({"knowledge/theta": mean}).values()
+    assert sent == pytest.approx([11.0, 9.0, 1.0] if known else nothing(2).numpy())
 
 
 def test_mixtures_are_public_and_new_in_every_round() -> None:

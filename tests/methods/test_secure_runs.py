@@ -102,6 +102,16 @@ def test_a_round_gives_the_mean_of_a_plain_round(method: str, federate: Federate
     assert rows[0]["personalized_accuracy"] == pytest.approx(rows[1]["personalized_accuracy"], abs=2**-12)
 
 
+def test_control_variates_fit_into_the_range_from_the_first_round_on(federate: Federate) -> None:
+    """They begin at 0 and hold gradients, which are large for clients with few classes and few steps."""
+    changes = SECURE | {"num_rounds": 1, "data.partition": "shards", "data.shards-per-client": 2, "learning-rate": 0.05}
+    secure, plain = (federate("scaffold", 4, **changes | {"secagg.enabled": value}) for value in (True, False))
+    assert [row["failed"] for row in metrics(secure) if row["kind"] == "train"] == [[]]
+    opened, mean = arrays_of(secure), arrays_of(plain)
+    for key in (key for key in mean if key.startswith("control/")):
+        assert opened[key] == pytest.approx(mean[key], abs=1e-5)
+
+
 @of_each
 def test_no_file_of_the_server_has_numbers_of_one_client(method: str, federate: Federate) -> None:
     run = federate(method, 4, **SECURE, **SUMMED[method])

@@ -29,8 +29,11 @@ from hyperfl_flwr.protocol.secure_sums.noise import SumNoise
 USUAL_SIZE = 0.05
 """Approximate root mean square of a network's initial parameters; the reference for arrays that are smaller."""
 
-STATISTICS_SIZE = 1.0
-"""Reference for running statistics of BatchNorm, which begin with a mean of 0 and change by about 1."""
+LARGE_SIZE = 1.0
+"""Reference for gradients and for running statistics of BatchNorm, which begin with a mean of 0 and change by about 1."""
+
+GRADIENTS = frozenset({"control"})
+"""Groups that hold gradients: SCAFFOLD's control variates begin at 0, and are up to 1 in a classifier's bias."""
 
 FEWEST_BITS = 8
 """Least number f of fractional bits; with fewer, too many clients take part."""
@@ -212,7 +215,8 @@ class Encoding:
             return dict.fromkeys(self.received, self.noise.clip_norm)
         found = {}
         for key in self.received:
-            least = STATISTICS_SIZE if is_running_statistic(key) else USUAL_SIZE
+            is_large = is_running_statistic(key) or group_of(key) in GRADIENTS
+            least = LARGE_SIZE if is_large else USUAL_SIZE
             found[key] = max(self.range * max(self.magnitudes[key], least), self.least_range)
         return found
 
