@@ -30,7 +30,7 @@ USUAL_SIZE = 0.05
 """Approximate root mean square of a network's initial parameters; the reference for arrays that are smaller."""
 
 LARGE_SIZE = 1.0
-"""Reference for gradients and for running statistics of BatchNorm, which begin with a mean of 0 and change by about 1."""
+"""Reference for gradients, and for running statistics of BatchNorm, which begin at 0 and change by about 1."""
 
 GRADIENTS = frozenset({"control"})
 """Groups that hold gradients: SCAFFOLD's control variates begin at 0, and are up to 1 in a classifier's bias."""
