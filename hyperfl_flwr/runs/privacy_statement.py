@@ -203,7 +203,12 @@ def _of_records(run: Path, manifest: Mapping[str, Any], settings: Mapping[str, S
     for size, taken in {(size, steps[client]) for client, size in sizes.items()}:
         epsilon = max(epsilon, plan.spent(size, taken))
     if not math.isfinite(epsilon):
-        reason = "repeated rounds have taken so many more noisy steps than planned that no useful epsilon is left"
+        planned = {client: plan.rounds * plan.steps_of(size) for client, size in sizes.items()}
+        most = max(planned, key=lambda client: steps[client] / planned[client])
+        reason = (
+            f"client {most} has {steps[most]:,} noisy steps, its node says, where {planned[most]:,} were planned, so "
+            f"that no useful epsilon is left; steps of repeated rounds count"
+        )
     elif not sizes and rounds > plan.rounds:
         reason = (
             f"{rounds - plan.rounds} rounds were repeated with other noise, and the clients' numbers of samples are "
