@@ -74,6 +74,10 @@ class FedAKDClient(BaseClient):
         rest = np.setdiff1d(np.arange(len(data.train_labels)), held)
         return data.with_training(torch.from_numpy(rest).to(data.train_labels.device))
 
+    def scored_samples(self) -> list[int]:
+        """Return also the number of held-back samples, of which the weight is the accuracy."""
+        return [*super().scored_samples(), len(self._held_back())]
+
     def _load(self, received: SharedArrays, version: int) -> None:
         """Load the groups, and let the model digest the received logits."""
         super()._load(received, version)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from clients.engine.client_model import ClientModel
@@ -66,27 +67,39 @@ class CheckedNetwork(ParameterGroups, ClientModel):
                 f"below num-clients = {self.context.config.num_clients}"
             )
 
-    def require_size(self) -> None:
+    def scored_samples(self) -> list[int]:
+        """Return the sizes of the parts of the client's data of which a score leaves."""
+        data = self.context.data
+        return [len(data.test_labels), *([] if data.validation is None else [len(data.validation[1])])]
+
+    def require_size(self, *, scores: bool = True) -> None:
         """Refuse to answer with fewer training samples, local steps or test samples than the owner allows.
 
-        Samples that the run's settings hold back from training, or that no batch has, do not count. The settings also
-        say which clients are novel, so a client with samples is not excepted for being one. Of test and validation
-        samples the smaller number counts; without any there is no score that could be of few.
+        Samples that the run's settings hold back from training, or that no batch has, do not count. With class weights
+        some samples are drawn often and others not; their effective number (sum of w)² / (sum of w²) counts. The
+        settings also say which clients are novel, so a client with samples is not excepted for being one. Of test and
+        validation samples the smaller number counts; without any there is no score that could be of few.
+
+        Args:
+            scores: Whether scores leave the node.
 
         Raises:
             RefusalError: Naming the check to the owner, but not to the server.
         """
-        context, data = self.context, self.context.data
+        context = self.context
         if context.checks is None:
             return
-        samples = len(self.training_data().train_labels)
-        trains = bool(len(data.train_labels)) or not self.is_novel
-        parts = (data.test_labels, *(() if data.validation is None else data.validation[1:]))
+        data = self.training_data()
+        samples, weights = len(data.train_labels), data.train_weights
+        drawn = samples
+        if weights is not None and samples:
+            drawn = int(weights.sum() ** 2 / np.square(weights).sum() + 1e-9)  # equal weights may round below n
+        trains = bool(len(context.data.train_labels)) or not self.is_novel
         context.checks.require_size(
             self._who(context.round),
-            samples=self.least_samples(samples) if trains else None,
+            samples=min(drawn, self.least_samples(samples)) if trains else None,
             steps=self.least_steps(samples) if trains else None,
-            tests=min((len(part) for part in parts if len(part)), default=None),
+            tests=min((size for size in self.scored_samples() if size), default=None) if scores else None,
         )
 
     def check_received(self) -> None:

@@ -156,7 +156,7 @@ class NodeApp:
             if self.keeps_model:
                 setting = replace(setting, keeps_model=True, trained_on=partial(data.train_digests, client))
             made = client_class(with_adversary(setting, lies=self.lies))
-            made.require_size()
+            made.require_size(scores=self.node.max_epsilon is None)
             return made
 
         return adapter.Cohort(

@@ -222,8 +222,9 @@ class Roster:
                 if state == "away":
                     self._announce(f"node {number} is away {clients}{f': {reason}' if reason else ''}")
                 else:
-                    joins = f"joins {clients}{share_text(self.federation.nodes, number)}"
-                    self._announce(f"node {number} {f'is back {clients}' if number in self.seen else joins}")
+                    is_known = number in self.seen and not self._earlier.differs(self._agreement.accepted[number])
+                    share = "" if is_known else share_text(self.federation.nodes, number)
+                    self._announce(f"node {number} {'is back' if number in self.seen else 'joins'} {clients}{share}")
                 self._last_announced[number] = state
         self.seen |= {node.partition for node in self.federation.nodes}
 

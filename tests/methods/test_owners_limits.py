@@ -123,6 +123,40 @@ def test_samples_that_no_batch_has_do_not_count(method: str, settings: Mapping[s
             client(tmp_path, 200, 1, limits([], min_samples=50), **changed).require_size()
 
 
+def test_samples_with_small_weights_count_less(tmp_path: Path) -> None:
+    """A server's class weights can have a few samples drawn nearly always."""
+    made = client(tmp_path, 200, 1, limits([], min_samples=150), method="fedavg")
+    weights = np.ones(200)
+    for factor, expected in ((1.0, True), (100.0, False)):
+        weights[:20] = factor
+        member = client_of("fedavg")(replace(made.context, data=replace(made.context.data, train_weights=weights)))
+        if expected:
+            member.require_size()
+        else:
+            with pytest.raises(RefusalError, match="min-samples = 150, but the answer would come from 23 training"):
+                member.require_size()
+
+
+def test_few_test_samples_are_refused_where_a_score_leaves(tmp_path: Path) -> None:
+    """FedAKD's weight is an accuracy on held-back samples."""
+    member = client(tmp_path, 200, 1, limits([], min_test_samples=50), method="fedavg")
+    number = len(member.context.data.test_labels)
+    assert 0 < number < 50
+    with pytest.raises(RefusalError, match=f"min-test-samples = 50, but the answer would come from {number} test"):
+        member.require_size()
+    member.require_size(scores=False)
+    own: Mapping[str, Scalar] = {"method": "fedakd", "fedakd.samples": 50}
+    for share, enough in ((0.005, False), (0.1, True)):
+        member = client(
+            tmp_path, 200, 1, limits([], min_test_samples=min(number, 5)), **own, **{"fedakd.held-back": share}
+        )
+        if enough:
+            member.require_size()
+        else:
+            with pytest.raises(RefusalError, match="but the answer would come from 1 test or validation sample;"):
+                member.require_size()
+
+
 def test_an_answer_about_two_samples_is_refused(tmp_path: Path) -> None:
     """A classifier of zeros would get one of them back; the run's settings make the client a novel one."""
     settings: Mapping[str, Scalar] = {"method": "pfedhn", "num-clients": 1, "novel.clients": 1}
