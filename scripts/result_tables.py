@@ -128,6 +128,8 @@ PERSONALIZED = {
     "MB down": ("bytes_down_per_client_round", in_mb),
 }
 
+AFTER_200 = "paper, 200 rounds"
+
 TABLE_1 = {
     "personalized": ("test_accuracy", in_percent),
     "highest of all rounds": ("best_accuracy", in_percent),
@@ -165,13 +167,9 @@ RATES_ON_DIGITS = {
 def rates_on_digits(rows: Sequence[str] = ()) -> GridTable:
     """Return the table of accuracies at each learning rate; without rows, of all methods."""
     return GridTable(
-        records="tuning",
-        column="digits",
-        setting="learning-rate",
-        number="test_accuracy",
-        second="test_accuracy_aggregate",
-        rows=rows,
-    )
+        records="tuning", column="digits", setting="learning-rate", number="test_accuracy",
+        second="test_accuracy_aggregate", rows=rows,
+    )  # fmt: skip
 
 
 FEDGEN = {
@@ -191,11 +189,7 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
     },
     "results/index.md": {
         "table-1-fashion-mnist-20": Table(
-            records="table-1",
-            column="fashion-mnist-20",
-            numbers=TABLE_1,
-            against="fedavg-tuned",
-            paper="paper, 200 rounds",
+            records="table-1", column="fashion-mnist-20", numbers=TABLE_1, against="fedavg-tuned", paper=AFTER_200
         ),
         "tuning-digits": rates_on_digits(),
         "quickstart": Measured(section="quickstart"),
@@ -233,7 +227,7 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
                 column=column,
                 numbers=RECORD_PRIVACY,
                 against="local-tuned",
-                paper="paper, 200 rounds",
+                paper=AFTER_200,
             )
             for column in ("fashion-mnist-20", "cifar10-20")
         },

@@ -170,6 +170,7 @@ def accuracies(folder, row):
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_finished_cells_are_skipped_and_broken_ones_resumed(finished):
     """Finished runs are not touched; a run without its end is resumed and gives the same results."""
     study = load_study("table-1")

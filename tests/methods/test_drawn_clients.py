@@ -148,14 +148,15 @@ SECURE: Settings = {"secagg.enabled": True, "target": "mlp", "num_clients": 12, 
 
 
 def test_drawn_clients_of_secure_sums(federate: Federate) -> None:
-    """Ten of twelve clients have an error, of metrics that are rounded to 2^-12; of eight, no deviation is known."""
-    secure, plain = (federate("fedavg", 4, evaluate=10, **SECURE | {"secagg.enabled": on}) for on in (True, False))
+    """28 of 30 clients have an error, of metrics that are rounded to 2^-12; of eight, no deviation is known."""
+    many = SECURE | {"num_clients": 30, "evaluate": 28}
+    secure, plain = (federate("fedavg", 30, **many | {"secagg.enabled": on}) for on in (True, False))
     lines = [rows(run, "aggregate", 2)[0] for run in (secure, plain)]
-    assert {line["drawn_from"] for line in lines} == {12}
+    assert {line["drawn_from"] for line in lines} == {30}
     assert lines[0]["aggregate_accuracy"] == pytest.approx(lines[1]["aggregate_accuracy"], abs=2**-12)
     # Squares are summed in units of 2^-8, so that the variance is known to about 2^-9.
     expected = lines[1]["aggregate_accuracy_sem"]
-    assert lines[0]["aggregate_accuracy_sem"] == pytest.approx(expected, abs=math.sqrt(2**-9 * (1 - 10 / 12) / 9))
+    assert lines[0]["aggregate_accuracy_sem"] == pytest.approx(expected, abs=math.sqrt(2**-9 * (1 - 28 / 30) / 27))
     (few,) = rows(federate("fedavg", 4, evaluate=8, **SECURE), "aggregate", 2)
     assert (few["clients"], few["drawn_from"], "aggregate_accuracy_sem" in few) == (8, 12, False)
 

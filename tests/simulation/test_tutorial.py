@@ -28,6 +28,7 @@ def code(title: str) -> str:
     return str(found)
 
 
+@pytest.mark.extended
 def test_the_tutorial(follow: Follow, own_code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All commands but the installation work; the page's numbers are those of the runs, up to amplified rounding."""
     monkeypatch.setenv("HYPERFL_CORES", "2")

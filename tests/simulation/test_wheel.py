@@ -41,6 +41,7 @@ def hyperfl(site: Path, folder: Path, *words: str) -> subprocess.CompletedProces
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.extended
 def test_run_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     sets = ["--set", "hyperfl.hidden-width=8", "--set", "hyperfl.embedding-dim=4"]
     sizes = ["--num-clients", "2", "--num-rounds", "1", "--engine", "in-process"]

@@ -104,6 +104,7 @@ asyncio.new_event_loop().run_until_complete(cell())
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_runs_follow_one_another_and_an_interrupted_one_is_resumed(tmp_path: Path) -> None:
     """This works in a process without file and terminal, inside a running event loop, as in a notebook."""
     done = program(NOTEBOOK, json.dumps(SMALL | {"num-clients": 2}), folder=tmp_path)
