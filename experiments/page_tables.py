@@ -288,7 +288,7 @@ def _source(table: Table | GridTable, study: Study, records: Records, cells: Seq
     commits = sorted({str(manifest["code"]["commit"])[:7] for manifest in manifests})
     processors = ", ".join(sorted({manifest["hardware"]["processor"] for manifest in manifests}))
     changes = "".join(f" --set {key}={value}" for key, value in records.study_manifest.changes.items())
-    methods = f" --methods {','.join(table.rows)}" if isinstance(table, GridTable) and table.rows else ""
+    methods = f" --methods {','.join(table.rows)}" if table.rows else ""
     seeds = len({seed for *_, seed in cells})
     command = f"hyperfl study {study.name} --datasets {table.column}{methods} --seeds {seeds}{changes}"
     return f"`{command}`; commit {', '.join(commits)}; {processors}."

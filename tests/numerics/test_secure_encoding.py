@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import least_squares
 from scipy.stats import binom
 
+from hyperfl_flwr.metrics.classification import ClassScores
 from hyperfl_flwr.node.array_sums import EncodedSum
 from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.protocol.secure_sums.encoding import Encoding
@@ -314,6 +316,41 @@ def known(unit: int) -> float:
     np.add.at(table, (place, own), weights)
     likeliest, total = table.max(axis=1), table.sum(axis=1)
     return float(total[likeliest > 0.95 * total].sum() / total.sum())
+
+
+def opened(rows):
+    """Return the sums that a server opens of three and more nodes, of metrics [N, M]."""
+    names = [f"metric-{number}" for number in range(len(rows[0]))]
+    encoding = NumbersEncoding(metrics=names, num_clients=len(rows), squares=False)
+    tally = encoding.decode(sum(numbers_of(encoding, [dict(zip(names, row, strict=True))]) for row in rows))
+    return np.array([tally.means[name] for name in names]) * len(rows)
+
+
+def test_several_metrics_of_constant_models_tell_few_clients():
+    """Stated on the page on secure sums: a server that evaluates models that always answer the same.
+
+    With the share p of class 1, always saying 1 has the accuracy p and the macro F1 p / (1 + p).
+    """
+    shares = np.array([0.05, 0.2, 0.6])
+    labels = [(np.arange(200) < 200 * share).astype(np.int64) for share in shares]
+    found = []
+    for answer in (0, 1):
+        scores = [
+            ClassScores(labels=each, predicted=np.full(200, answer), probabilities=np.full((200, 2), 0.5), loss=1.0)
+            for each in labels
+        ]
+        found.extend(opened([(each.accuracy, each.macro_f1) for each in scores]))
+
+    def missing(guess):
+        pairs = [(1 - guess, (1 - guess) / (2 - guess)), (guess, guess / (1 + guess))]
+        return np.array([part.sum() for pair in pairs for part in pair]) - found
+
+    starts = np.random.default_rng(0).random((20, 3))
+    tolerances = dict.fromkeys(("xtol", "ftol", "gtol"), 1e-14)
+    best = min(
+        (least_squares(missing, start, bounds=(0, 1), **tolerances) for start in starts), key=lambda fit: fit.cost
+    )
+    assert np.sort(best.x) == pytest.approx(shares, abs=0.01)
 
 
 def test_finer_squares_would_tell_a_client():
