@@ -71,6 +71,7 @@ def test_a_method_without_embeddings_is_refused(federate):
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_rows_without_embeddings_are_left_out(tmp_path):
     """Only HyperFL's row is drawn; with FedAvg alone there is an error."""
     study, changes = load_study("ablation"), {"num-clients": 6}

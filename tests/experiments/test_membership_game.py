@@ -95,6 +95,7 @@ def test_an_overfitted_model_is_recognised_and_samples_of_nobody_are_not(played:
     assert len(page.figures) == 3
 
 
+@pytest.mark.extended
 def test_a_game_goes_on_where_it_was_interrupted_and_repeats_its_numbers(
     played: tuple[Path, str], tmp_path: Path
 ) -> None:

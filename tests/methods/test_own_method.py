@@ -229,6 +229,7 @@ def test_the_command_line_runs_it_from_the_working_directory(call: Call) -> None
     assert code == 0, err  # with the copy in the run's folder
 
 
+@pytest.mark.extended
 def test_an_attack_and_a_sweep_take_it(call: Call) -> None:
     Path("mine.py").write_text(SOURCE.read_text().replace("own_method:", "mine:"))
     words = ("--method", "mine:CLIPPED", "--num-images", 1, "--iterations", 2, "--attacks", "head-gradient")

@@ -74,6 +74,7 @@ def test_every_method(method: str, federate: Federate, weights: Path) -> None:
             np.testing.assert_allclose(values, alone[key], rtol=1e-3, atol=1e-4, err_msg=key)
 
 
+@pytest.mark.extended
 def test_what_is_exported(federate: Federate, weights: Path, tmp_path: Path) -> None:
     """Adapters, classifier and the body's hash; the script without this package predicts as the run's model does."""
     run = federate("hyperfl", **settings(weights))

@@ -202,6 +202,7 @@ def in_checkout(checkout: Path, *words: object) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_a_method_needs_no_more_than_two_files(checkout: Path, federate: Federate, tmp_path: Path) -> None:
     """Two files add a method with settings, pages and attacks; its steps of 4 * 0.0625 equal FedAvg's at rate 0.25."""
     (checkout / "clients" / "mine.py").write_text(CLIENT)

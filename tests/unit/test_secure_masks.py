@@ -84,6 +84,7 @@ def test_other_headers_do_not_cancel():
         opening.check_release(answers[0])
 
 
+@pytest.mark.extended
 def test_a_hundred_nodes():
     """The largest step: 30 nodes are missing in training, and 3 more do not answer."""
     threshold = smallest_threshold(MOST_NODES, 0)
