@@ -198,6 +198,7 @@ SECTIONS: Mapping[str, Section] = {
         kind=TypeAdapter(list[DeployedRounds]),
         measure=_deployed_rounds,
         tables=tables.deployed_tables,
+        targets=tables.deployed_targets,
         has_quick=False,
     ),
     "deployed-load": Section(

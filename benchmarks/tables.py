@@ -39,7 +39,7 @@ ONE_OF_10 = "HyperFL, ours, one of 10"
 """How the names of the variants with ten clients begin."""
 
 Target = tuple[str, str, str]
-"""What was measured, its target (may be empty), and the number."""
+"""What was measured, its target (`at most X`, `at least X`, or empty), and the number."""
 
 
 def client_tables(rounds: Sequence[ClientRounds]) -> list[str]:
@@ -188,6 +188,17 @@ def secure_targets(found: SecureSums) -> Iterable[Target]:
             yield f"secure sums, CPU ms of a node, {what}", targets[0], _ms(cost.node)
             yield f"secure sums, CPU ms of the server, {what}", targets[1], _ms(max(cost.server, cost.server_missing))
             yield f"secure sums, bytes up to the plain reply's, {what}", targets[2], f"{cost.up:.3f}"
+    for one in found.rounds:
+        target = ROUND_TARGETS.get((one.method, one.nodes), "")
+        yield f"secure round to a plain one, {one.method}, {one.nodes} nodes", target, f"{one.secure / one.plain:.2f}"
+
+
+def deployed_targets(rounds: Sequence[DeployedRounds]) -> Iterable[Target]:
+    """Yield the targets of a deployment's round."""
+    for one in rounds:
+        if one.name in DEPLOYED_TARGETS:
+            seconds = f"{one.with_worker.round_seconds:.1f}"
+            yield f"seconds of a deployment's round, {one.name}", f"at most {DEPLOYED_TARGETS[one.name]:g}", seconds
 
 
 def deployed_tables(rounds: Sequence[DeployedRounds]) -> list[str]:
@@ -222,8 +233,18 @@ def load_tables(load: Load) -> list[str]:
 
 
 def target_table(targets: Iterable[Target]) -> str:
-    """Return the table of targets beside what was measured."""
-    return table(["what", "target", "measured"], targets, "lrr")
+    """Return the table of targets beside what was measured, those that are missed first."""
+    rows = [(*target, _met(target)) for target in targets if target[1]]
+    rows.sort(key=lambda row: row[-1] == "yes")
+    return table(["what", "target", "measured", "met"], rows, "lrrl")
+
+
+def _met(target: Target) -> str:
+    """Return whether a measured number, as it is shown, meets its target."""
+    _, bound, measured = target
+    limit, value = float(bound.split()[-1]), float(measured)
+    met = value <= limit if bound.startswith("at most") else value >= limit
+    return "yes" if met else "**no**"
 
 
 def title(work: Workload) -> str:

@@ -41,8 +41,8 @@ DataRoot = Annotated[Path | None, typer.Option(help="Folder of the data sets; de
 def study(
     name: Annotated[str, typer.Argument(help="One of `hyperfl studies`, or a TOML file of yours.")],
     quick: Annotated[bool, typer.Option("--quick", help="Do tiny runs that only show that everything works.")] = False,
-    methods: Annotated[list[str] | None, typer.Option(help="Rows, separated by commas; default: all.")] = None,
-    datasets: Annotated[list[str] | None, typer.Option(help="Columns, or their data sets, likewise.")] = None,
+    methods: Annotated[list[str] | None, typer.Option(help="Rows, by commas; repeatable; default: all.")] = None,
+    datasets: Annotated[list[str] | None, typer.Option(help="Columns or their data sets, likewise.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Number of seeds; default: the study's.", min=1)] = None,
     jobs: Jobs = None,
     data_root: DataRoot = None,
@@ -82,7 +82,7 @@ def sweep(
     output: Annotated[Path | None, typer.Option(help="Folder of the sweep; default: ./runs/studies/sweep.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting of all runs, as KEY=VALUE.")] = None,
 ) -> None:
-    """Run methods on data sets with some values of settings, and print the table; repeated, it goes on.
+    """Run methods on data sets with some values of settings, and print the table; repeat the command to continue.
 
     It writes `sweep.toml` to its folder: a study that can be changed and extended.
     """

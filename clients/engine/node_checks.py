@@ -103,7 +103,7 @@ def _text(each: Measured, rule: Rule) -> str:
     where = f" of layer {each.layer}" if each.layer else ""
     what = "the client trains with it" if rule.action == "warn" else "the client does not train with it"
     return (
-        f"check-{each.statistic}: {each.value:.4g}{where} of the received network is above max-{each.statistic} = "
-        f"{rule.limit:g}; {what}. Ask the operator why; if the reason is harmless, raise max-{each.statistic} in the "
-        f"node config"
+        f"check-{each.statistic}: the value {each.value:.4g}{where} of the received network is above "
+        f"max-{each.statistic} = {rule.limit:g}; {what}. Ask the operator why; if the "
+        f"reason is harmless, raise max-{each.statistic} in node.toml (the node config)"
     )

@@ -119,8 +119,9 @@ class Run:
         Args:
             client: The client's id, 0 .. N - 1; None for the global model, which only some methods have.
             path: The parameters' file, `*.safetensors`; its document and script go to the same folder.
-            state: `personalized` (after local training) or `aggregate` (as received after it); None for `personalized`
-                where it is stored, see `hyperfl_flwr.results.export`.
+            state: `personalized` (after the client's last local training) or `aggregate` (the last global state with
+                the client's private parameters); None for `personalized` where it is stored, see
+                `hyperfl_flwr.results.export`.
             data_root: Folder of the run's data set, if it has changed.
 
         Returns:

@@ -34,7 +34,7 @@ def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
             raise ConfigError(f"{name} needs public images of another data set: name it with --prior")
         if (ATTACKS[name].forge is not None) != target.cheating:
             server = "follows the protocol; leave --cheating out" if target.cheating else "cheats; give --cheating"
-            raise ConfigError(f"in {name} the server {server}")
+            raise ConfigError(f"the attack {name} assumes that the server {server}")
         if possible and name not in possible:
             raise ConfigError(f"{name} does not apply to {method}; what does: {', '.join(possible)}")
     parts = {upload.part for upload in uploads}

@@ -182,7 +182,7 @@ def sentence(document: Mapping[str, Any], view: str) -> str:
     told = ""
     if (area := found[name]["auc"]) is not None:
         threshold = f"{100 * document['threshold']:g} %"
-        told = f" Shares above {threshold} are told from smaller ones with an AUC of {number_text(area)}."
+        told = f" Shares above {threshold} are distinguished from smaller ones with an AUC of {number_text(area)}."
     silence = "" if is_revealed(document, view) else " A failed attack is no proof of safety."
     return (
         f"{VIEWS[view][0].upper()}{VIEWS[view][1:]} {verdict(document, view)} the share of class {document['class']} "

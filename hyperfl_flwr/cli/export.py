@@ -26,7 +26,8 @@ StateOption = Annotated[
     str | None,
     typer.Option(
         "--state",
-        help="personalized (after local training) or aggregate (as received after it); default: the former if stored.",
+        help="personalized: after the client's last local training; aggregate: the last global state with the client's "
+        "private parameters; default: personalized if it is stored.",
     ),
 ]
 Experiment = Annotated[str | None, typer.Option(help="On a node: the run, as `experiment` in its manifest.")]
@@ -98,7 +99,7 @@ def run_join(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:NUMBER.")] = "auto",
     weights: Weights = None,
     group_by: Annotated[
-        str, typer.Option(help="What keeps samples of a subject in one part, as the setting data.group-by.")
+        str, typer.Option(help="How samples of one subject, which stay in one part, are recognised: see data.group-by.")
     ] = "auto",
 ) -> None:
     """Join a finished run as a new client with labelled data; trains its private parameters, or its embedding."""

@@ -33,7 +33,7 @@ def features(
         bool, typer.Option("--fail-on-missing", help="Write nothing if an image is missing or broken.")
     ] = False,
 ) -> None:
-    """Compute MobileNetV2 features of images with users, as an `npz:` data set; repeated, it goes on.
+    """Compute MobileNetV2 features of images with users, as an `npz:` data set; repeat the command to continue.
 
     Prints the paths of the file and of a report with hashes, numbers and missing images.
     """

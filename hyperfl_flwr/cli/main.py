@@ -294,4 +294,4 @@ def _read_settings(path: Path) -> dict[str, Scalar]:
     except OSError as error:
         raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path} is no TOML file: {error}") from None
+        raise ConfigError(f"--config {path} is not a valid TOML file: {error}; correct it") from None

@@ -35,7 +35,7 @@ def run_membership(
     set_: Changes = None,
     output: Annotated[Path, typer.Option(help="Folder of the result.")] = Path("runs/membership"),
 ) -> None:
-    """Train small federations, and let attackers tell members from non-members; repeated, it goes on.
+    """Train small federations, and let attackers tell members from non-members; repeat the command to continue.
 
     Each client trains on a random half of its samples. Prints a verdict for each attacker, and the report's path.
     """

@@ -26,8 +26,8 @@ class NodesConfig(Section):
         "auto",
         "Number P of nodes of a run: those with the numbers 0 to P - 1. Other nodes of the deployment take no part in "
         "it. `auto`: all nodes of the deployment, or as many as the resumed run had; without `hyperfl run`, the number "
-        "in the nodes' configs. A resumed run cannot have another number. With secure sums, a node refuses another "
-        "number than that of its `peers-file`. In a simulation the same as `--num-nodes`.",
+        "in the nodes' configs. A resumed run has as many nodes as before: give `auto` or the same number. With secure "
+        "sums, a node refuses another number than that of its `peers-file`. In a simulation the same as `--num-nodes`.",
         values="`auto`, whole number from 1 to 10000",
         resumable=True,
     )

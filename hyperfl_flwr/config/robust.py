@@ -24,9 +24,10 @@ class RobustConfig(Section):
         "averaged.\n\n"
         "`mean`: the method's mean over the clients. `norm-bound`: the mean over the nodes, of changes that are "
         "shortened to `robust.norm-bound`. `median`: the median of each parameter. `trimmed-mean`: the mean of each "
-        "parameter without the f largest and the f smallest values. `krum`: the parameters of the node that is next "
-        "to its n - f - 2 nearest ones. `multi-krum`: the mean of the n - f nodes that are. `geometric-median`: the "
-        "point with the least sum of distances from the nodes (RFA).",
+        "parameter without the f largest and the f smallest values. `krum`: the parameters of the node with the "
+        "least sum of squared distances from its n - f - 2 nearest ones. `multi-krum`: the mean of the n - f nodes "
+        "with the least such sums. `geometric-median`: the point with the least sum of distances from the nodes "
+        "(RFA).",
     )
     byzantine: Auto | NonNegative = setting(
         "auto",

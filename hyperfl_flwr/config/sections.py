@@ -79,8 +79,8 @@ class NovelConfig(Section):
 
     clients: Annotated[int, Field(ge=0, le=MOST_CLIENTS)] = setting(
         0,
-        "Number of clients that are not trained and are assessed after the last round, with `fedavg`, `pfedhn` and "
-        "`it-pfl`. The data are divided among them and the N trained clients.",
+        "Number of clients that are not trained and are assessed after the last round, with every method that has a "
+        "model for clients without labels. The data are divided among them and the N trained clients.",
     )
     corruptions: Corruptions = setting(
         "none",

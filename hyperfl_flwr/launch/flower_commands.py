@@ -102,7 +102,9 @@ class FlowerCommands:
             raise
         if printed is None:
             self.close()
-            raise RunFailedError(f"`flwr {words[0]}` did not end within {COMMAND_SECONDS:g} s.")
+            raise RunFailedError(
+                f"`flwr {words[0]}` did not end within {COMMAND_SECONDS:g} s; if the machine is busy, repeat it"
+            )
         return plain_text(printed)
 
     def _exchange(self, request: str, end: str) -> str | None:

@@ -162,6 +162,6 @@ def refuse_changed_sources(manifest: Mapping[str, Any], settings: Mapping[str, S
     target, weights = str(settings["target"]), str(settings["lpm.weights"])
     if is_pretrained(target) and recorded_body(manifest) != network_hash(target, weights):
         raise RunDirectoryError(
-            f"a resumed run must train with the weights that it started with, but those of {target} are others now; "
+            f"a resumed run must train with the weights that it started with, but those of {target} have changed; "
             f"take the file that lpm.weights named then"
         )

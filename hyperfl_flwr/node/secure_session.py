@@ -154,8 +154,8 @@ class StoredSessions:
             return X25519PrivateKey.from_private_bytes(bytes.fromhex(json.loads(path.read_bytes())["private"]))
         except FileNotFoundError:
             raise RefusalError(
-                "this node has no key of the session: the server has not greeted it, or its state folder was removed; "
-                "start the run again"
+                "this node has no key of the session: it did not take part in the handshake, or its state folder was "
+                "removed; start the run again"
             ) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _damaged(path, error) from None
@@ -241,7 +241,7 @@ def _refuse_finished(memory: _Memory) -> None:
     if memory.question:
         raise RefusalError("this node has already released its shares of this step")
     if len(memory.uploads) >= MOST_UPLOADS:
-        raise RefusalError(f"this node has trained {MOST_UPLOADS} times for this step, and does so no more")
+        raise RefusalError(f"this node has trained {MOST_UPLOADS} times for this step, the most that it allows")
 
 
 def _damaged(path: Path, error: Exception) -> StateError:

@@ -165,8 +165,8 @@ def refuse_unbounded(encoder: Encoder, like: Tensor) -> None:
         apart = torch.cat([encoder.phi(pair) for pair in torch.split(probes, 2)])
     if not torch.allclose(together, again, rtol=0, atol=_PROBE_TOLERANCE):
         raise ValueError(
-            "the encoder's features of a sample must be finite and not random; is a dropout layer active in evaluation "
-            "mode?"
+            "the encoder's features of a sample must be finite and not random; switch off layers, such as dropout, "
+            "that are random in evaluation mode"
         )
     if not torch.allclose(together, apart, rtol=0, atol=_PROBE_TOLERANCE):
         raise ValueError(

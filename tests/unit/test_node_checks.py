@@ -34,14 +34,15 @@ def test_a_warning_is_noted_and_the_client_trains() -> None:
     notes: list[str] = []
     checks(notes, change="warn").judge("round 3: client 0", [CHANGE, RARE])
     assert notes == [
-        "round 3: client 0: check-change: 1.5 of layer fc of the received network is above max-change = 0.5; the "
-        "client trains with it. Ask the operator why; if the reason is harmless, raise max-change in the node config"
+        "round 3: client 0: check-change: the value 1.5 of layer fc of the received network is above max-change = "
+        "0.5; the client trains with it. Ask the operator why; if the reason is harmless, raise max-change in "
+        "node.toml (the node config)"
     ]
 
 
 def test_a_refusal_names_the_check_to_the_owner_only() -> None:
     notes: list[str] = []
-    with pytest.raises(RefusalError, match=r"check-rare: 0\.75 of layer conv") as caught:
+    with pytest.raises(RefusalError, match=r"check-rare: the value 0\.75 of layer conv") as caught:
         checks(notes, change="warn", rare="refuse").judge("round 3: client 0", [CHANGE, RARE])
     assert [note.split(": ")[2] for note in notes] == ["check-change", "check-rare"]
     assert "does not train" in notes[1]

@@ -137,7 +137,7 @@ def dirichlet(
     """Partition into equal sizes, with class proportions q_i ~ Dir(alpha, ..., alpha) drawn per client.
 
     Hsu et al. write Dir(alpha p) with a prior p over the classes; with a uniform p their alpha is K times this one.
-    Personalised federated learning uses the symmetric form. The proportions are rounded to whole numbers; samples of
+    Personalized federated learning uses the symmetric form. The proportions are rounded to whole numbers; samples of
     classes are not drawn one by one.
 
     Args:

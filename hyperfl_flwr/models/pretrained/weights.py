@@ -123,7 +123,7 @@ def _state_dict(path: Path) -> Mapping[str, Tensor]:
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise ValueError("it is no state dict, names with tensors")
+        raise ValueError("it is not a state dict (tensors by name)")
     return {str(name): value for name, value in found.items()}
 
 
