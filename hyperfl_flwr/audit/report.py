@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperfl_flwr.attacks.scoring import number_recovered, verdict
+from hyperfl_flwr.attacks.scoring import number_by_chance, number_recovered, verdict
 from hyperfl_flwr.audit.audit import AttackResult
 from hyperfl_flwr.audit.pictures import MOST_DECIBELS, PictureRow, draw_rows, picture_rows
 from hyperfl_flwr.audit.record_round import AttackedRound
@@ -100,6 +100,7 @@ def _attack(target: AttackedRound, finding: AttackResult, lpips: Lpips | None) -
                 "psnr": _statistics(control.psnr),
                 "ssim": _statistics(control.ssim),
                 "lpips": None if control.lpips is None else _statistics(control.lpips),
+                "images_ahead": number_by_chance(finding.comparisons),
             },
             "mean_image": {
                 "psnr": _statistics(np.concatenate([comparison.mean_image for comparison in finding.comparisons]))

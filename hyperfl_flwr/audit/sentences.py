@@ -22,7 +22,7 @@ def sentence(document: Mapping[str, Any], name: str) -> str:
         f"median PSNR {ours:.1f} dB, where the better control, which knows nothing of the client, has {control:.1f}"
     )
     if found["verdict"] == "recovered nothing":
-        numbers += f" dB; no image is {CLEAR_MARGIN:g} dB ahead of its control. A failed attack is no proof of safety."
+        numbers += f" dB; {_ahead(found)}. A failed attack is no proof of safety."
         return (
             f"After {where}, {name} recovered nothing: {numbers}{_untested(found)}{_silent(found)}{_histogram(found)}"
         )
@@ -33,6 +33,17 @@ def sentence(document: Mapping[str, Any], name: str) -> str:
     return (
         f"After {where}, {name} recovered {which} ({count}): {numbers} dB.{_by_labels(found)}{_silent(found)}"
         f"{_histogram(found)}"
+    )
+
+
+def _ahead(found: Mapping[str, Any]) -> str:
+    """Return how many images are clearly ahead of their control, where that does not make a verdict."""
+    if not (ahead := found.get("images_recovered", 0)):
+        return f"no image is {CLEAR_MARGIN:g} dB ahead of its control"
+    chance = found["control"]["unrelated"]["images_ahead"]
+    return (
+        f"{ahead} of {len(found['psnr']['per_image'])} images are {CLEAR_MARGIN:g} dB ahead of their control, and for "
+        f"{chance} an unrelated image is as far ahead of the attack: that is chance"
     )
 
 

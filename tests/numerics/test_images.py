@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from hyperfl_flwr.attacks.scoring import Comparison, compare, match, number_recovered, verdict
+from hyperfl_flwr.attacks.scoring import Comparison, compare, match, number_by_chance, number_recovered, verdict
 from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.metrics.images import Lpips, psnr, similarity, ssim
 
 RNG = np.random.default_rng(0)
@@ -133,6 +134,20 @@ def test_controls_and_verdict():
     assert verdict([comparison_of(one_of_many, private)]) == "recovered some"
     with pytest.raises(ValueError, match="at least one"):
         verdict([])
+
+
+def test_many_images_are_not_recovered_by_chance():
+    """Of 300 digits some are 6 dB nearer to other clients' digits than to unrelated ones, and the other way round."""
+    digits = load_dataset("digits", None)
+    order = np.random.default_rng(0).permutation(len(digits.train))
+    private, others = (digits.train.scaled(part) for part in (order[:300], order[300:600]))
+    known = digits.test.scaled(np.arange(len(digits.test)))
+    chance = compare(others, private, known[:300], known.mean(axis=0))
+    assert number_recovered([chance]) > 0
+    assert number_by_chance([chance]) > 0
+    assert verdict([chance]) == "recovered nothing"
+    with_one = compare(np.concatenate([private[:1], others[1:]]), private, known[:300], known.mean(axis=0))
+    assert verdict([with_one]) == "recovered some"  # far ahead, as no unrelated image is
 
 
 def test_one_candidate_is_no_second_image():

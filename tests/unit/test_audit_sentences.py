@@ -23,6 +23,20 @@ def test_a_sentence_says_that_an_upload_below_the_rounding_tested_nothing(roundi
     assert words in text
 
 
+def test_a_sentence_says_that_images_are_ahead_by_chance() -> None:
+    statistics = {"median": 8.0, "per_image": [8.0] * 60}
+    found = {
+        "psnr": statistics,
+        "control": {"mean_image": {"psnr": statistics}, "unrelated": {"psnr": statistics, "images_ahead": 3}},
+        "findings": [],
+        "verdict": "recovered nothing",
+        "images_recovered": 2,
+    }
+    text = sentence({"attacks": {"ig": found}, "threat": "one step on 60 images"}, "ig")
+    assert "2 of 60 images are 6 dB ahead of their control, and for 3 an unrelated image is as far ahead" in text
+    assert "no image is" not in text
+
+
 def test_a_sentence_says_that_labels_alone_explain_a_score() -> None:
     scores = {"ours": 14.0, "mean_image": 10.0, "unrelated": 9.0}
     of_parts = {name: {"median": value, "per_image": [value] * 6} for name, value in scores.items()}
