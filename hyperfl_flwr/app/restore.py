@@ -12,12 +12,14 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import REGRESSION, TASKS
+from hyperfl_flwr.data.digests import sample_digest
+from hyperfl_flwr.data.federated_data import with_settings
 from hyperfl_flwr.data.registry import DATASETS, class_names, load_dataset
 from hyperfl_flwr.data.sample_format import HALF
 from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.models.provenance import recorded_body, use_weights
 from hyperfl_flwr.runs.checkpoint import Checkpoints
-from hyperfl_flwr.runs.run_data import RunData
+from hyperfl_flwr.runs.run_data import RunData, refuse_other_data
 from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest, read_metrics, settings_of
 from hyperfl_flwr.runs.run_sources import method_of
 from hyperfl_flwr.runs.validation import best_record, chooses_state, is_over
@@ -94,7 +96,7 @@ def restored(run: Path, changes: Mapping[str, Scalar] | None = None, *, best: bo
     if best and manifest["status"] == "completed" and chooses_state(settings_of(run)):
         number = best_record(read_metrics(run), TASKS[config.task], "aggregate").get("round", number)
     data = RunData.read(manifest)
-    recipe = _recipe_of_nodes(run, config, data) if data.source == "nodes" else _recipe(config)
+    recipe = _recipe_of_nodes(run, config, data) if data.source == "nodes" else _recipe(config, data)
     strategy = new_strategy(config, _no_federation(recipe), experiment=manifest["experiment"], run_directory=str(run))
     arrays = restore(strategy, checkpoints, number)
     return Restored(
@@ -144,8 +146,12 @@ def _recipe_of_nodes(run: Path, config: RunConfig, data: RunData) -> TargetRecip
     )  # fmt: skip
 
 
-def _recipe(config: RunConfig) -> TargetRecipe:
-    """Return the recipe of a run on the data set of its settings; the data set is loaded only if necessary."""
+def _recipe(config: RunConfig, data: RunData) -> TargetRecipe:
+    """Return the recipe of a run on the data set of its settings; the data set is loaded only if necessary.
+
+    Raises:
+        RunDirectoryError: If custom data are others than those that the run was trained on.
+    """
     info, sample_format = DATASETS.get(config.dataset), config.data_settings().sample_format
     shape: tuple[int, ...]
     scale: tuple[tuple[float, ...], ...] = ((), ())
@@ -155,6 +161,9 @@ def _recipe(config: RunConfig) -> TargetRecipe:
         classes = sample_format.classes or class_names(config.dataset, info.num_classes)
     else:
         dataset = load_dataset(config.dataset, Path(config.data_root) if config.data_root else None, sample_format)
+        if data.sha256:
+            now = sample_digest(with_settings(config.data_settings(), dataset))
+            refuse_other_data(data.sha256, now, config.dataset)
         shape, mean, std = dataset.input_shape, dataset.mean, dataset.std
         classes = dataset.classes or class_names(config.dataset, dataset.num_classes)
         scale = dataset.target_mean, dataset.target_std

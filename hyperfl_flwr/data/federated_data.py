@@ -236,7 +236,7 @@ def _local(settings: DataSettings, client: int, dataset: Dataset) -> FederatedDa
         for part, found in divided.items()
     }
     return FederatedData(
-        dataset=_with_settings(settings, dataset), partition="own", weighting=settings.weighting, **parts
+        dataset=with_settings(settings, dataset), partition="own", weighting=settings.weighting, **parts
     )
 
 
@@ -253,7 +253,7 @@ def _divided(
     return {"train": trained, "test": held_back}
 
 
-def _with_settings(settings: DataSettings, dataset: Dataset) -> Dataset:
+def with_settings(settings: DataSettings, dataset: Dataset) -> Dataset:
     """Return the data set as the settings use it: without augmentation, or with validation instead of test data."""
     if settings.augmentation == "none":
         dataset = replace(dataset, augment=False)
@@ -273,7 +273,7 @@ def _partitioned(settings: DataSettings, dataset: Dataset, most: int) -> Federat
     parts = {part: list(found.values()) for part, found in divided.items()}
     parts["train"] = drawn(parts["train"], most, settings.seed)
     return FederatedData(
-        dataset=_with_settings(settings, dataset), partition=name, weighting=settings.weighting, **parts
+        dataset=with_settings(settings, dataset), partition=name, weighting=settings.weighting, **parts
     )
 
 

@@ -67,7 +67,8 @@ def load_dataset(name: str, data_root: Path | None = None, sample_format: Sample
 
     Args:
         name: A name from `DATASETS`, ``npz:PATH``, ``csv:PATH`` or ``folder:PATH``. A relative PATH is resolved in
-            `data_root`, never in the working directory, which may differ between the processes of a run.
+            `data_root`, never in the working directory, which may differ between the processes of a run. What is no
+            longer at an absolute PATH is looked for in `data_root` by its name, unless it is an owner's.
         data_root: Folder of the data sets; None for `default_data_root`, in which relative paths are not resolved.
             Missing data sets of torchvision are downloaded to it.
         sample_format: The federation's agreement on the samples.
@@ -80,7 +81,7 @@ def load_dataset(name: str, data_root: Path | None = None, sample_format: Sample
     """
     kind = placeholder_of(name)
     if is_local_data(name) and name != kind:
-        path = located(name, data_root)
+        path = located(name, data_root, may_have_moved=not sample_format.has_owner)
         return _load(name, path, state_of(path) if kind == "folder:PATH" else fingerprint([path]), sample_format)
     if name not in DATASETS or is_local_data(name):
         raise DataError(f"dataset must be one of {', '.join(DATASETS)}, got {name!r}")

@@ -57,6 +57,8 @@ class SampleFormat:
     target_scale: Normalisation | None = None
 
 
+_KINDS = {NPZ_PREFIX: ".npz file", CSV_PREFIX: "CSV file", FOLDER_PREFIX: "folder"}
+
 UNCHANGED = SampleFormat()
 """No agreement: samples are read unchanged."""
 
@@ -94,6 +96,16 @@ def from_here(name: str, *, has_data_root: bool) -> str:
     return f"{name.partition(':')[0]}:{path.absolute()}" if path.exists() or not has_data_root else name
 
 
+def refuse_absent(name: str) -> None:
+    """Refuse custom data for a new run if there is nothing at their absolute path: they cannot have moved since.
+
+    Raises:
+        DataError: If there is nothing.
+    """
+    if is_local_data(name) and local_data_path(name).is_absolute():
+        located(name, None)
+
+
 def path_hint(name: str) -> str:
     """Return how to name own data at a path that lacks its prefix; empty if a name does not look like a path.
 
@@ -128,15 +140,30 @@ def title_of(name: str) -> str:
     return f"{folder}{local_data_path(name).name}" if is_local_data(name) else name
 
 
-def located(name: str, data_root: Path | None) -> Path:
+def located(name: str, data_root: Path | None, *, may_have_moved: bool = True) -> Path:
     """Return the absolute path of custom data.
 
+    Args:
+        name: Name of custom data.
+        data_root: Folder of the data sets.
+        may_have_moved: Whether a file or folder of the same name in `data_root` stands for an absolute path that does
+            not exist: a run records where its data were when it began.
+
     Raises:
-        DataError: If the path is relative and there is no data root.
+        DataError: If the path is relative and there is no data root, or if it is absolute and there is nothing at
+            either place; without `may_have_moved` an absolute path is not looked for.
     """
     path, prefix = local_data_path(name), placeholder_of(name).removesuffix("PATH")
     if path.is_absolute():
-        return path
+        if path.exists() or not may_have_moved:
+            return path
+        moved = data_root.expanduser().absolute() / path.name if data_root else path
+        if moved.exists():
+            return moved
+        raise DataError(
+            f"{path}: must be an existing {_KINDS[prefix]}{f', or {moved}' if data_root else ''}; check the path after "
+            f"{prefix}, or, if the data of a run have moved, name the folder that they are in now with --data-root"
+        )
     if data_root is None:
         raise DataError(
             f"dataset {name} has a relative path, which needs data-root, but data-root is empty; set data-root to the "

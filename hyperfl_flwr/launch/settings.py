@@ -13,6 +13,7 @@ from hyperfl_flwr.core.errors import ConfigError, InstallationError, RunDirector
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.toml_files import app_file, flatten
 from hyperfl_flwr.core.user_code import is_user_code
+from hyperfl_flwr.data.sample_format import refuse_absent
 from hyperfl_flwr.methods import METHODS, method_sections
 from hyperfl_flwr.models.provenance import find_sources, refuse_changed_sources, use_weights
 from hyperfl_flwr.runs.resume import resume_round
@@ -54,6 +55,7 @@ def requested(changes: Mapping[str, Scalar], *, deployed: bool = False) -> RunCo
         raise ConfigError("personalize.run must not be set for training; use `hyperfl personalize`")
     if not resume:
         refuse_used_directory(Path(config.output))
+        refuse_absent(config.dataset)
     use_weights(config.lpm.weights)
     return config
 

@@ -127,7 +127,20 @@ def refuse_changed_data(manifest: Mapping[str, Any], federation: Federation, dat
     Raises:
         RunDirectoryError: If the data are others than those that the run began with.
     """
-    before, now = RunData.read(manifest).sha256, RunData.of(federation, dataset).sha256
+    refuse_other_data(RunData.read(manifest).sha256, RunData.of(federation, dataset).sha256, dataset)
+
+
+def refuse_other_data(before: str, now: str, dataset: str) -> None:
+    """Refuse custom data that are not those that a run began with.
+
+    Args:
+        before: The SHA-256 in the run's manifest; empty if it is not known.
+        now: That of the data now; empty if it is not known.
+        dataset: The setting `dataset`.
+
+    Raises:
+        RunDirectoryError: If they are others.
+    """
     if before and now and before != now:
         raise RunDirectoryError(
             f"{dataset} has changed since the run began: its SHA-256 was {before[:8]}..., now it is {now[:8]}...; "

@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hyperfl_flwr.api.run import Run
 from hyperfl_flwr.app.client import app
-from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.errors import DataError, RunDirectoryError
 from hyperfl_flwr.deploy.owner_page import write_owner_page
 from hyperfl_flwr.launch.contract.folders import outcome
 from hyperfl_flwr.launch.contract.grids import round_of
@@ -52,6 +53,30 @@ def test_a_run_is_not_resumed_on_other_data(federate, tmp_path):
         federate("fedavg", resume=str(run), num_rounds=3, **own(file))
     write(file)
     assert federate("fedavg", resume=str(run), num_rounds=3, **own(file)) == run
+
+
+def test_data_that_have_moved_are_found_below_the_data_root(federate, tmp_path):
+    """A resumed run and its models read the file at its new place, but no other file of the same name."""
+    file, moved = tmp_path / "own.npz", tmp_path / "now" / "own.npz"
+    write(file)
+    run = federate("fedavg", **own(file))
+    expected = Run(run).export(0)
+    moved.parent.mkdir()
+    file.rename(moved)
+    places = {"resume": str(run), "num_rounds": 3, **own(file)}
+    with pytest.raises(DataError, match=rf"^{file}: must be an existing \.npz file; .* with --data-root$"):
+        Run(run).export(0)
+    with pytest.raises(DataError, match=rf"^{file}: must be an existing \.npz file, or {tmp_path / 'x' / 'own.npz'};"):
+        Run(run).export(0, data_root=tmp_path / "x")
+    found = Run(run).export(0, data_root=moved.parent)
+    assert (found.recipe, found.score) == (expected.recipe, expected.score)
+    write(moved, seed=1)
+    with pytest.raises(RunDirectoryError, match="has changed since the run began: its SHA-256 was"):
+        Run(run).export(0, data_root=moved.parent)
+    with pytest.raises(RunDirectoryError, match="has changed since the run began: its SHA-256 was"):
+        federate("fedavg", **places, data_root=str(moved.parent))
+    write(moved)
+    assert federate("fedavg", **places, data_root=str(moved.parent)) == run
 
 
 def test_a_file_that_is_replaced_during_a_run_does_not_change_it(federate, tmp_path):

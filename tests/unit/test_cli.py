@@ -125,6 +125,14 @@ def test_a_relative_file_is_taken_from_the_working_directory_or_else_from_the_da
     assert "got 5x5" in call(*words)[2]
 
 
+def test_a_new_runs_file_is_not_looked_for_elsewhere(call: Call, tmp_path: Path) -> None:
+    """Only the data of a run that has begun can have moved; a wrong path must not lead to other data."""
+    write_npz(tmp_path / "small.npz", images=np.zeros((40, 6, 6), np.uint8))
+    code, _, err = call("run", "--dataset", "npz:/nowhere/small.npz", "--num-clients", "2", "--data-root", tmp_path)
+    assert code == 2
+    assert "/nowhere/small.npz: must be an existing .npz file" in err
+
+
 IMPOSSIBLE = {
     "a run": ("run", "--output", "/proc/run"),
     "a run below a file": ("run", "--output", "/dev/null/run"),
