@@ -78,7 +78,7 @@ EngineOption = Annotated[
     str,
     typer.Option(
         help="ray: Flower's simulation engine; in-process: one process, without ports and Ray; auto: whichever is "
-        "likely to end sooner. All give the same numbers."
+        "likely to end sooner. All give the same numbers with equal `threads`."
     ),
 ]
 

@@ -1,7 +1,7 @@
 """Choose the engine of a simulation by a rough count of its work: a short run ends before Ray has started.
 
-As with the number of nodes (`hyperfl_flwr.launch.sizing`), nothing is measured: the choice is the same each time. The
-engines give the same numbers, so that a wrong choice costs time only.
+As with the number of nodes (`hyperfl_flwr.launch.sizing`), nothing is measured: the choice is the same each time. With
+equal `threads` the engines give the same numbers, so that a wrong choice costs time only.
 """
 
 import math

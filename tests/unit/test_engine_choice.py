@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from federations import small_settings
 
+from hyperfl_flwr import ROOT
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError
@@ -14,6 +15,16 @@ from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.launch.engine_choice import RAY_SECONDS, chosen_engine, sample_operations, work_seconds
 from hyperfl_flwr.launch.planning import plan
 from hyperfl_flwr.launch.sizing import Machine
+
+
+def test_that_the_engines_agree_is_said_of_equal_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `threads = auto` they are not equal where cores are left over, and the last bits differ."""
+    monkeypatch.setenv("HYPERFL_CORES", "8")
+    plans = [plan({"output": str(tmp_path / "run"), "device": "cpu"}, 2, engine) for engine in ("in-process", "ray")]
+    assert [planned.threads for planned in plans] == [1, 4]
+    page, commands = ((ROOT / "docs" / name).read_text() for name in ("how-to/engines.md", "reference/commands.md"))
+    assert "With equal `threads` the numbers are the same" in page
+    assert commands.count("All give the same numbers with equal `threads`.") == 2
 
 
 def planned_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, cores: int, **changes: Scalar) -> str:
