@@ -11,8 +11,8 @@ from hyperfl_flwr.core.setting_types import Scalar
 PIPE_WIDTH = 160
 """Width of tables in columns where standard output is not a terminal."""
 
-out = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
-err = Console(stderr=True, soft_wrap=True, highlight=False)
+out = Console(soft_wrap=True, highlight=False, emoji=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 
 
 def parse_setting(text: str) -> tuple[str, Scalar]:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from hyperfl_flwr.launch.console import err, out
 from hyperfl_flwr.launch.core_locks import WAITING
 from hyperfl_flwr.launch.progress import ShownProgress
 
@@ -40,6 +41,16 @@ def test_an_operator_sees_a_line_for_each_thing(
     shown = [line for line in capsys.readouterr().err.splitlines() if line.strip() and "starting" not in line]
     assert [text for line, text in zip(shown, expected, strict=True) if text not in line] == []
     assert not any("INFO" in line for line in shown)
+
+
+def test_a_path_with_the_code_of_an_emoji_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    for console in (out, err):
+        console.print("/tmp/e:on:1/r0", markup=False)
+    with ShownProgress("hyperfl") as observer:
+        observer.on_note("/tmp/e:on:1/r1")
+    printed = capsys.readouterr()
+    assert "/tmp/e:on:1/r0" in printed.out
+    assert all(f"/tmp/e:on:1/{name}" in printed.err for name in ("r0", "r1"))
 
 
 def test_verbose_shows_the_log_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
