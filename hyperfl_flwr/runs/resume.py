@@ -60,11 +60,15 @@ def _refuse_complete(path: Path, checkpoints: Checkpoints, config: RunConfig) ->
 def begun_rounds(path: Path, manifest: Mapping[str, Any]) -> int:
     """Return the number of rounds that a run may have begun, of which the last one need not be recorded.
 
+    A complete run, which may have ended early, has recorded all of its rounds.
+
     Args:
         path: The run's folder.
         manifest: Its manifest.
     """
     recorded = max((record["round"] for record in read_metrics(path) if record["kind"] == "train"), default=0)
+    if manifest.get("status") == "completed":
+        return recorded
     return min(recorded + 1, int(manifest["settings"]["num-rounds"]))
 
 

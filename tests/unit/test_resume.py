@@ -14,7 +14,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.launch.contract.folders import last_checkpoint
 from hyperfl_flwr.launch.contract.grids import Settings
-from hyperfl_flwr.runs.resume import refuse_changes, resume_round
+from hyperfl_flwr.runs.resume import begun_rounds, refuse_changes, resume_round
 from hyperfl_flwr.runs.run_directory import RunDirectory, read_manifest, read_metrics
 
 Resume = Callable[..., int]
@@ -181,6 +181,17 @@ def test_the_manifest_tells_of_the_resumption(federate: Federate, finished: Path
     assert (new["status"], new["settings"]["num-rounds"]) == ("completed", 3)
     assert [row["round"] for row in read_metrics(finished) if row["kind"] == "train"] == [1, 2, 3]
     assert [row["round"] for row in read_metrics(finished) if row["kind"] == "aggregate"] == [0, 1, 2, 3]
+
+
+def test_only_a_run_that_was_interrupted_may_have_begun_another_round(finished: Path) -> None:
+    """A run that ended early has recorded all of its rounds; it had 2 of 4 here."""
+    manifest = read_manifest(finished)
+    manifest["settings"]["num-rounds"] = 4
+    begun = {
+        status: begun_rounds(finished, manifest | {"status": status}) for status in ("completed", "failed", "stopped")
+    }
+    assert begun == {"completed": 2, "failed": 3, "stopped": 3}
+    assert begun_rounds(finished, manifest | {"status": "running"}) == 3  # it was killed
 
 
 def test_the_manifest_still_tells_who_was_excluded_and_who_came_late(federate: Federate, finished: Path) -> None:
