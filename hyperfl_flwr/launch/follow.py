@@ -1,6 +1,7 @@
 """Follow a run to its end, and report its rounds, log lines and notes to an observer."""
 
 import contextlib
+import json
 import re
 import shlex
 import time
@@ -13,6 +14,7 @@ from typing import Protocol
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import Task, task_of
+from hyperfl_flwr.launch.console import parse_value
 from hyperfl_flwr.launch.flower_client import RunStatus
 from hyperfl_flwr.launch.plans import Plan
 from hyperfl_flwr.runs.metrics_tail import NewRecords
@@ -148,9 +150,38 @@ def _continues(directory: Path) -> str:
     return "there is no checkpoint yet (checkpoint-every): a resumed run begins again at round 1"
 
 
+def _changes(planned: Plan) -> str:
+    """Return the options for the settings of a resumed run that its manifest does not have, as it was not rewritten."""
+    from hyperfl_flwr.config.table import default_settings  # deferred: takes a fraction of a second
+
+    try:
+        manifest = json.loads((planned.directory / "manifest.json").read_text())
+    except (OSError, ValueError):  # the message of the failure matters more
+        return ""
+    before = {**default_settings(), **manifest["settings"]}
+    # A resumed run takes the numbers that replaced `auto`.
+    chosen = {key: value for key, value in manifest.get("resolved", {}).items() if before.get(key) == "auto"}
+    changed = {
+        key: value
+        for key, value in planned.settings.items()
+        if key in before and value not in (before[key], chosen.get(key)) and key not in ("resume", "output")
+    }
+    return " ".join(shlex.join(_option(key, value)) for key, value in changed.items())
+
+
+def _option(key: str, value: Scalar) -> list[str]:
+    """Return the words that give `hyperfl run` a setting."""
+    if key in ("num-rounds", "data-root") and value:
+        return [f"--{key}", str(value)]
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return ["--set", f"{key}={text if parse_value(text) == value else json.dumps(value)}"]
+
+
 @contextlib.contextmanager
 def with_resume_hint(planned: Plan, observer: RunCallbacks, words: str = "") -> Iterator[None]:
     """Add the command that resumes the run to a failure, and show it when the user interrupts.
+
+    It has the settings of a resumed run that ended before they were in the manifest.
 
     Args:
         planned: Plan of the run.
@@ -162,15 +193,15 @@ def with_resume_hint(planned: Plan, observer: RunCallbacks, words: str = "") -> 
     """
     directory = planned.directory
     plain = f"resume with: hyperfl run --resume {shlex.quote(str(directory))}"  # the same words as in the server's log
-    hint = f"{plain} {words}".rstrip()
     try:
         yield
     except KeyboardInterrupt:
         if (directory / "manifest.json").is_file():
             observer.on_note(_continues(directory))
-            observer.on_note(hint)
+            observer.on_note(" ".join(filter(None, [plain, words, _changes(planned)])))
         raise
     except RunFailedError as error:
+        hint = " ".join(filter(None, [plain, words, _changes(planned)]))
         problem = str(error).replace(hint, "").replace(plain, "").rstrip()
         parts = [problem, _continues(directory), hint] if (directory / "manifest.json").is_file() else [problem]
         raise RunFailedError("\n".join(parts)) from None

@@ -1,6 +1,7 @@
 """Resuming a run: from which checkpoints, and with which changes of the settings."""
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,13 +10,15 @@ import pytest
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings, resumable_changes
-from hyperfl_flwr.core.errors import HyperFLError, RunDirectoryError, StateError
+from hyperfl_flwr.core.errors import HyperFLError, RunDirectoryError, RunFailedError, StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.launch.contract.folders import last_checkpoint
 from hyperfl_flwr.launch.contract.grids import Settings
+from hyperfl_flwr.launch.follow import RunCallbacks, with_resume_hint
+from hyperfl_flwr.launch.plans import Plan
 from hyperfl_flwr.runs.resume import begun_rounds, refuse_changes, resume_round
-from hyperfl_flwr.runs.run_directory import RunDirectory, read_manifest, read_metrics
+from hyperfl_flwr.runs.run_directory import RunDirectory, read_manifest, read_metrics, settings_of
 
 Resume = Callable[..., int]
 
@@ -192,6 +195,23 @@ def test_only_a_run_that_was_interrupted_may_have_begun_another_round(finished: 
     }
     assert begun == {"completed": 2, "failed": 3, "stopped": 3}
     assert begun_rounds(finished, manifest | {"status": "running"}) == 3  # it was killed
+
+
+def test_the_printed_command_has_what_the_manifest_lacks(finished: Path) -> None:
+    """A resumed run can end before its manifest has the new settings, for example on a full disk."""
+    same = settings_of(finished) | {"resume": str(finished)}
+    changes: Settings = {"num-rounds": 9, "data-root": "/my data", "ledger": True, "novel.epsilons": "9"}
+    told = []
+    for settings in (same, same | changes):
+        with pytest.raises(RunFailedError) as caught, with_resume_hint(Plan(settings=settings), RunCallbacks()):
+            raise RunFailedError(f"no space left\nresume with: hyperfl run --resume {finished}")
+        told.append(str(caught.value).splitlines())
+    assert [lines[0] for lines in told] == ["no space left"] * 2
+    assert told[0][-1] == f"resume with: hyperfl run --resume {finished}"
+    words = shlex.split(told[1][-1].removeprefix(told[0][-1]))
+    assert set(zip(words[::2], words[1::2], strict=True)) == {
+        ("--num-rounds", "9"), ("--data-root", "/my data"), ("--set", "ledger=true"), ("--set", 'novel.epsilons="9"'),
+    }  # fmt: skip
 
 
 def test_the_manifest_still_tells_who_was_excluded_and_who_came_late(federate: Federate, finished: Path) -> None:
