@@ -4,6 +4,7 @@ The process that follows a run constructs a `Run`, too; so modules that import t
 """
 
 import json
+import operator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +129,7 @@ class Run:
             The parameters by name as CPU tensors, the specification of the model, and its recorded score.
 
         Raises:
-            ConfigError: If `state` is unknown.
+            ConfigError: If `state` is unknown, or `client` is no whole number.
             RunDirectoryError: If the run's folder does not have this model, or the path is in use.
             HyperFLError: If a file is missing or damaged.
         """
@@ -136,6 +137,10 @@ class Run:
 
         if state not in (None, "personalized", "aggregate"):
             raise ConfigError(f"state must be personalized or aggregate, got {state!r}")
+        try:
+            client = None if client is None else operator.index(client)  # of numpy, too
+        except TypeError:
+            raise ConfigError(f"client must be a whole number, or None for the global model; got {client!r}") from None
         if path is not None:
             check_output(absolute(path))
         changes: dict[str, Scalar] = {}

@@ -1,5 +1,6 @@
 """Train a federation from Python: the command `hyperfl run` as a function."""
 
+import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -73,6 +74,7 @@ def run(
         HyperFLError: If data, device, folders or the installation do not allow the run.
         KeyboardInterrupt: If the user interrupted the run, which can be resumed.
     """
+    num_nodes = _checked_nodes(num_nodes)
     changes = changed_settings(
         settings, method=method, dataset=dataset, target=model, num_clients=num_clients, num_rounds=num_rounds,
         seed=seed, data_root=data_root, output=output,
@@ -149,7 +151,7 @@ def changed_settings(settings: Mapping[str, Scalar] | None = None, **named: Scal
     """Merge settings from a mapping and from keyword arguments, with absolute paths.
 
     Args:
-        settings: Settings by their keys.
+        settings: Settings by their keys; a value may be a scalar of numpy.
         **named: Settings that override these, with underscores instead of hyphens; None is left out.
 
     Returns:
@@ -161,7 +163,7 @@ def changed_settings(settings: Mapping[str, Scalar] | None = None, **named: Scal
     given: dict[str, Any] = {name.replace("_", "-"): value for name, value in named.items() if value is not None}
     for key in {"data-root", "output", "resume"} & given.keys():
         given[key] = str(absolute(given[key]))
-    changes = {**(settings or {}), **given}
+    changes: dict[str, Any] = {key: _plain(value) for key, value in {**(settings or {}), **given}.items()}
     for key, value in changes.items():
         if not isinstance(value, str | int | float | bool):  # a nested table would be ignored without an error
             raise ConfigError(
@@ -171,6 +173,26 @@ def changed_settings(settings: Mapping[str, Scalar] | None = None, **named: Scal
     if isinstance(own := changes.get("dataset"), str):
         changes["dataset"] = from_here(own, has_data_root=bool(changes.get("data-root")))
     return changes
+
+
+def _plain(value: object) -> object:
+    """Return a scalar of numpy as a value of Python, and all else as it is; does not import numpy."""
+    numpy = sys.modules.get("numpy")
+    return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
+
+
+def _checked_nodes(num_nodes: object) -> int | None:
+    """Return the number of simulated nodes as an int.
+
+    Raises:
+        ConfigError: If it is neither None nor a whole number of at least 1.
+    """
+    found = _plain(num_nodes)
+    if found is None or (isinstance(found, int) and not isinstance(found, bool) and found >= 1):
+        return found
+    raise ConfigError(
+        f"num_nodes must be a whole number of at least 1, got {found!r}; None takes as many nodes as suit the machine"
+    )
 
 
 def _display(progress: Progress) -> Display:

@@ -4,9 +4,11 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from safetensors.torch import load_file
 
 import hyperfl_flwr as hyperfl
 from hyperfl_flwr import ROOT
+from hyperfl_flwr.api.train import changed_settings
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.data.federated_data import load_federated_data
@@ -188,6 +191,10 @@ WRONG = {
     "another engine": ({"engine": "mars"}, "the engine must be auto, ray or in-process, got mars"),
     "a deployment's nodes": ({"deployment": simulation(), "num_nodes": 2}, "a deployment has its own nodes"),
     "a deployment's cluster": ({"deployment": simulation(), "ray_address": "h:1"}, "a deployment has its own nodes"),
+    **{
+        f"{nodes!r} nodes": ({"num_nodes": nodes}, f"^num_nodes must be a whole number of at least 1, got {nodes!r};")
+        for nodes in (0, 2.5, "2", True)
+    },
     "no address": ({"ray_address": "head"}, "must be HOST:PORT"),
     "no run to resume": ({"settings": {"resume": "/nowhere"}}, "/nowhere is not a run directory"),
 }
@@ -202,6 +209,27 @@ def test_what_cannot_be_run(name: str, in_this_process: None, tmp_path: Path, mo
     with pytest.raises(hyperfl.HyperFLError, match=message):
         hyperfl.run(**arguments)
     assert not list(folder.iterdir())
+
+
+def test_numbers_of_numpy(finished: Path, in_this_process: None, tmp_path: Path) -> None:
+    """A run takes them as numbers, and a client's id, too."""
+    changes: dict[str, Any] = {"learning-rate": np.float32(0.5), "ledger": np.bool_(True)}
+    settings = changed_settings(changes, num_clients=np.int64(4))  # type: ignore[arg-type]
+    assert [(type(value), value) for value in settings.values()] == [(float, 0.5), (bool, True), (int, 4)]
+    with pytest.raises(hyperfl.HyperFLError, match="/nowhere is not a run directory"):
+        hyperfl.resume("/nowhere", num_nodes=np.int64(2))  # type: ignore[arg-type]
+    run, file = hyperfl.Run(finished), tmp_path / "one" / "x.safetensors"
+    assert run.export(np.int64(1), file).client == 1  # type: ignore[arg-type]
+    assert json.loads(file.with_suffix(".json").read_text())["client"] == 1
+    with pytest.raises(ConfigError, match=r"client must be a whole number, or None for .*; got 1\.5"):
+        run.export(1.5, tmp_path / "two" / "x.safetensors")  # type: ignore[arg-type]
+    assert not (tmp_path / "two").exists()
+
+
+def test_folders_below_the_users_home_are_compared(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(finished.parent))
+    shutil.copytree(finished, finished.parent / "other")
+    assert hyperfl.compare([f"~/{finished.name}", "~/other"])
 
 
 def test_a_deployment_that_is_not_there(tmp_path: Path) -> None:
