@@ -67,7 +67,7 @@ def claimed(folder: Path, cell: Path) -> Iterator[bool]:
     Raises:
         RunDirectoryError: If the file system has no locks.
     """
-    path = folder / CLAIMS / "-".join(cell.relative_to(folder).parts)
+    path = folder / CLAIMS / cell.relative_to(folder)  # nested, since names have hyphens
     path.mkdir(parents=True, exist_ok=True)
     try:
         lock = lock_folder(path)

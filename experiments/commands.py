@@ -87,13 +87,14 @@ def sweep(
     It writes `sweep.toml` to its folder: a study that can be changed and extended.
     """
     from experiments.study_axes import names_in
-    from experiments.sweep import NAME, make_sweep, parse_grid, refuse_twice
+    from experiments.sweep import NAME, make_sweep, parse_grid, refuse_chosen, refuse_twice
     from hyperfl_flwr.data.sample_format import from_here
 
     chosen = {"num-rounds": num_rounds, "num-clients": num_clients}
-    settings = {key: value for key, value in chosen.items() if value is not None} | _changes(set_, None)
+    settings = _changes(set_, None) | {key: value for key, value in chosen.items() if value is not None}
     folder = (output or Path("runs", "studies", NAME)).absolute()
     values = parse_grid(grid or ())
+    refuse_chosen(settings, values)
     names = names_in(dataset or ["digits"])
     refuse_twice("data set", names)
     datasets = {name: from_here(name, has_data_root=data_root is not None) for name in names}

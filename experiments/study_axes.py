@@ -124,7 +124,11 @@ def read_lines(tables: Mapping[str, Mapping[str, Any]]) -> list[Line]:
 
 
 def with_grid(rows: Sequence[Line], grid: Mapping[str, Any]) -> Sequence[Line]:
-    """Expand each row to one row per value of the grid."""
+    """Expand each row to one row per value of the grid.
+
+    Raises:
+        ConfigError: If a value is given twice: one run would count as several.
+    """
     for key, values in grid.items():
         # A row that shows another row's runs has no settings: it follows the grid of that row by name.
         rows = [
@@ -138,6 +142,9 @@ def with_grid(rows: Sequence[Line], grid: Mapping[str, Any]) -> Sequence[Line]:
             for row in rows
             for value in values
         ]
+    names = [row.name for row in rows]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"the grid has a value twice: {', '.join(twice)}; give each value once")
     return rows
 
 

@@ -100,8 +100,20 @@ def refuse_twice(kind: str, names: Sequence[str]) -> None:
         raise ConfigError(f"the {kind} {', '.join(twice)} is given twice; give each once")
 
 
+def refuse_chosen(settings: Mapping[str, Scalar], grid: Mapping[str, Sequence[Scalar]]) -> None:
+    """Refuse settings of all runs that rows, columns, seeds or the grid choose, and that would have no effect.
+
+    Raises:
+        ConfigError: If there is one.
+    """
+    options = {"method": "--methods", "dataset": "--dataset", "seed": "--seeds", "output": "--output"}
+    options |= dict.fromkeys(grid, "--grid")
+    if given := [key for key in settings if key in options]:
+        raise ConfigError(f"a sweep takes {given[0]} from {options[given[0]]}; leave it out of the other options")
+
+
 def parse_grid(texts: Sequence[str]) -> dict[str, list[Scalar]]:
-    """Return the values of each setting from texts of the form KEY=VALUE,VALUE.
+    """Return the values of each setting from texts of the form KEY=VALUE,VALUE; a repeated key has those of all.
 
     Raises:
         ConfigError: If a text has another form.
@@ -111,5 +123,5 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Scalar]]:
         key, mark, values = text.partition("=")
         if not mark or not key or not all(value.strip() for value in values.split(",")):
             raise ConfigError(f"--grid {text!r} must have the form KEY=VALUE,VALUE, such as learning-rate=0.01,0.1")
-        grid[key] = [parse_value(value.strip()) for value in values.split(",")]
+        grid.setdefault(key, []).extend(parse_value(value.strip()) for value in values.split(","))
     return grid

@@ -254,8 +254,9 @@ def _picture(row: PictureRow) -> tuple[str, list[tuple[str, str, str]]]:
 
 
 def _known(target: AttackedRound, findings: Mapping[str, AttackResult]) -> str:
+    labels = ", the settings, and to find images the true labels" if target.labels_known else " and the settings"
     if target.by_neighbours:
-        return "The attacks had what the first and the last client received and sent, and the settings."
+        return f"The attacks had what the first and the last client received and sent{labels}."
     if target.cheating:
         what = "the sum of the clients' messages" if target.summed else "the server's messages"
         return f"The attacks had {what}, the settings, and public images of the same kind."
@@ -264,7 +265,6 @@ def _known(target: AttackedRound, findings: Mapping[str, AttackResult]) -> str:
     if not target.summed:
         informed = [name for name, finding in findings.items() if finding.attack.needs_prior]
         also = f"; {', '.join(informed)} also had images of {target.prior}" if informed else ""
-        labels = ", the settings, and to find images the true labels" if target.labels_known else " and the settings"
         return f"The attacks had the server's messages{labels}{also}."
     informed = [name for name, finding in findings.items() if finding.attack.gets_hidden]
     also = f"; {', '.join(informed)} also had the clients' activations, which single uploads reveal" if informed else ""

@@ -145,6 +145,8 @@ class ShadowGame(ABC, Generic[Data]):
                 "data.validation-fraction": 0.0,
                 "learning-rate": resolved(self.config).learning_rate,
                 "fraction-train": 1.0,
+                "num-nodes": "auto",
+                "novel.clients": 0,
                 "early-stopping": 0,
                 "keep": "last",
                 "audit.clients": "all" if self.records_uploads else "",

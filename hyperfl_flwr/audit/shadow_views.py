@@ -11,6 +11,7 @@ are not attacked: without the normalisation layers, which stay with the clients,
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -161,6 +162,8 @@ def _uploads(run: Path, config: RunConfig, data: ShadowData, client: int) -> Ite
             known = training_knowledge(
                 config.of_client(client), input_shape=data.dataset.input_shape, num_classes=data.dataset.num_classes
             )
+            if config.secagg.enabled:  # an opening has the samples, and so the steps, of all clients
+                known = replace(known, summed_clients=config.num_clients)
             try:
                 yield read_out(observation, known).parameters
             except ValueError as error:

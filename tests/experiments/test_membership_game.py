@@ -14,6 +14,9 @@ from html_pages import Page
 from sklearn.linear_model import Ridge
 from typer.testing import CliRunner
 
+from hyperfl_flwr.attacks.knowledge import TrainingKnowledge
+from hyperfl_flwr.attacks.readout import Readout, read_out
+from hyperfl_flwr.audit import shadow_views
 from hyperfl_flwr.audit.shadow_data import draws_of, load_shadow_data
 from hyperfl_flwr.audit.shadow_membership import MembershipGame
 from hyperfl_flwr.audit.shadow_results import is_recognised
@@ -24,6 +27,7 @@ from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedEr
 from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.models.targets import build_target
+from hyperfl_flwr.runs.observation import Observation
 
 FEDERATIONS = 8
 
@@ -225,6 +229,30 @@ def test_with_secure_sums_the_server_has_what_clients_receive_next(tmp_path: Pat
     uploads = read_arrays(tmp_path / "plain" / "observed-000.npz")[0]
     assert not np.allclose(uploads["server/0"][0], found["server/0"][0], rtol=1e-2)
     assert view_title("server", is_secure=True) == "the server, from the sums that it opens in all rounds"
+
+
+def test_a_sum_of_hypernetworks_is_read_with_the_steps_of_one_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An opening counts the samples of all clients; taken for one client's, its θ would be off by their number."""
+    ranks = []
+
+    def reading(observation: Observation, known: TrainingKnowledge) -> Readout:
+        found = read_out(observation, known)
+        ranks.append(found.findings["rank"])
+        return found
+
+    monkeypatch.setattr(shadow_views, "read_out", reading)
+    changes = {"target": "cnn", "local_epochs": 2, "hyperfl.embedding": "common-frozen", "weight-decay": 0.01}
+    play_some(game_of("hyperfl", num_clients=3, secagg_enabled=True, **changes), tmp_path, [0])
+    assert set(ranks) == {1}
+
+
+def test_the_settings_of_a_run_that_a_game_does_not_need_are_left_out(tmp_path: Path) -> None:
+    """The number of nodes and novel clients of a run are not those of the game's federations."""
+    game = game_of("pfedhn", **{"num-nodes": 4, "novel.clients": 2})
+    config = game.of_federation(load_shadow_data(game.config), tmp_path / "samples.npz", tmp_path / "run")
+    assert (config.num_nodes, config.novel.clients) == ("auto", 0)
 
 
 def test_the_attacker_s_classifier_is_ridge_regression() -> None:

@@ -7,7 +7,7 @@ from federations import Call
 
 from experiments.prepared_data import refuse_missing
 from experiments.study import load_study, parse_study
-from experiments.sweep import parse_grid, sweep_text
+from experiments.sweep import parse_grid, refuse_chosen, sweep_text
 from experiments.tables import with_metric
 from hyperfl_flwr.core.errors import ConfigError
 
@@ -85,6 +85,18 @@ def test_wrong_sweeps_are_refused() -> None:
             parse_grid([wrong])
     with pytest.raises(ConfigError, match="the method local is given twice"):
         sweep_text(["local", "local"], {"digits": "digits"}, 1, {}, {})
+    text = sweep_text(["local"], {"digits": "digits"}, 1, {}, parse_grid(["learning-rate=0.1,1e-1"]))
+    with pytest.raises(ConfigError, match=r"the grid has a value twice: local@0\.1;"):
+        parse_study(text, Path("sweep.toml"))
+
+
+def test_a_sweep_ignores_no_option() -> None:
+    grid = parse_grid(["learning-rate=0.05", "learning-rate=0.1"])
+    assert grid == {"learning-rate": [0.05, 0.1]}
+    for key, option in (("dataset", "--dataset"), ("seed", "--seeds"), ("learning-rate", "--grid")):
+        with pytest.raises(ConfigError, match=f"a sweep takes {key} from {option}; leave it out"):
+            refuse_chosen({key: 7}, grid)
+    refuse_chosen({"num-rounds": 1}, grid)
 
 
 @pytest.mark.slow

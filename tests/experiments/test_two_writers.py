@@ -56,6 +56,14 @@ def test_a_cell_that_another_process_trains_is_skipped(tmp_path: Path) -> None:
         assert is_ours
 
 
+def test_cells_whose_names_are_equal_with_hyphens_are_claimed_apart(tmp_path: Path) -> None:
+    with (
+        claimed(tmp_path, tmp_path / "hyperfl" / "iid-digits" / "seed-0") as one,
+        claimed(tmp_path, tmp_path / "hyperfl-iid" / "digits" / "seed-0") as other,
+    ):
+        assert (one, other) == (True, True)
+
+
 @pytest.mark.slow
 @pytest.mark.extended
 def test_two_commands_share_the_cells_of_a_study(tmp_path: Path) -> None:
