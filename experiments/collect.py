@@ -10,7 +10,7 @@ from typing import Any
 from experiments.cell_settings import differences
 from experiments.finished import Finished, fewer_text, in_unit
 from experiments.runner import StudyManifest, seeds_in
-from experiments.study import Study
+from experiments.study import Cell, Study
 from experiments.study_axes import Expected, Line
 from experiments.units import best_of
 from hyperfl_flwr.core.errors import RunDirectoryError
@@ -129,6 +129,7 @@ def collect(
     reasons: dict[tuple[str, str], str] = {}
     secure: set[tuple[str, str]] = set()
     targeted: set[tuple[str, str]] = set()
+    data: dict[str, tuple[str, str]] = {}
     seeds = max(seeds_in(folder), *(seed + 1 for _, _, seed in stale), 0)
     for cell in study.cells(quick=study_manifest.quick, seeds=seeds, changes=study_manifest.changes):
         path = cell.folder(folder)
@@ -141,7 +142,7 @@ def collect(
             if manifest["status"] == "failed":
                 reasons[cell.row, cell.column] = FAILED
             continue
-        problems += [f"{cell}: {text}" for text in differences(cell, manifest)]
+        problems += [f"{cell}: {text}" for text in [*differences(cell, manifest), *_other_data(cell, manifest, data)]]
         # A resumed cell may have been run by several commits.
         commits.update(map(_commit, [manifest["code"], *(resume["code"] for resume in manifest["resumed"])]))
         runs.setdefault((cell.row, cell.column), []).append(Finished.read(cell.seed, path, manifest))
@@ -163,6 +164,15 @@ def collect(
         commits=sorted(commits),
         rounds=sorted(rounds),
     )
+
+
+def _other_data(cell: Cell, manifest: Mapping[str, Any], known: dict[str, tuple[str, str]]) -> list[str]:
+    """Return that the user's data are others than those of an earlier cell of the column; adds to the known ones."""
+    found = manifest.get("data", {}).get("sha256", "")
+    if not found:
+        return []
+    before, of_cell = known.setdefault(cell.column, (found, str(cell)))
+    return [] if found == before else [f"its data have another SHA-256 than those of {of_cell}; they have changed"]
 
 
 def _entries(

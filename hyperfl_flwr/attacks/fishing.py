@@ -23,6 +23,7 @@ from hyperfl_flwr.attacks.base import AttackSettings, Reconstruction
 from hyperfl_flwr.attacks.forging import with_values
 from hyperfl_flwr.attacks.head_gradient import invert
 from hyperfl_flwr.attacks.knowledge import PublicImages, PublicKnowledge
+from hyperfl_flwr.attacks.nothing_to_read import NothingToReadError
 from hyperfl_flwr.attacks.readout import CLASSIFIER, Readout, read_out, target_names
 from hyperfl_flwr.runs.observation import Arrays, Observation
 
@@ -30,6 +31,9 @@ FISHED = 0
 """The class c. A server would take the classes in turn."""
 
 _WEIGHT, _BIAS = f"{CLASSIFIER}.weight", f"{CLASSIFIER}.bias"
+
+_NONE = 0.01
+"""Number of images behind a gradient below which there was none: the rest is rounding."""
 
 _LEVEL = 20.0
 """Minus the bias of class c: p_c is 2e-9 times as large as the other probabilities."""
@@ -82,19 +86,22 @@ def fishing(
         settings: Settings of the attack; labels are not used.
 
     Returns:
-        One image per observation; noise if the client has none of the class. After one step without clipping
-        the finding `caught` is the number of images behind the gradient: minus that of class c's bias, times n.
+        One image per observation. After one step without clipping the finding `caught` is the number of images behind
+        the gradient: minus that of class c's bias, times n.
 
     Raises:
+        NothingToReadError: If `caught` is 0: the client has no image of the class.
         ValueError: If `hyperfl_flwr.attacks.head_gradient.check_extractor` refuses the extractor.
     """
-    readouts = [_of_one(read_out(observation, knowledge), knowledge) for observation in observations]
+    readouts = [_of_one(read_out(each, knowledge), knowledge, each.client) for each in observations]
     return invert(readouts, lambda readout: readout, knowledge, replace(settings, labels=None))
 
 
-def _of_one(readout: Readout, knowledge: PublicKnowledge) -> Readout:
+def _of_one(readout: Readout, knowledge: PublicKnowledge, client: int) -> Readout:
     """Return a readout as that of a single image, with the number of images that were caught as a finding."""
     findings = dict(readout.findings)
     if readout.num_steps == 1 and not knowledge.steps.clip_norm:
         findings["caught"] = -readout.num_examples * float(readout.gradient[_BIAS][FISHED])
+        if findings["caught"] < _NONE:
+            raise NothingToReadError(f"there was no image of class {FISHED}, which it looks for", client)
     return replace(readout, num_examples=1, findings=findings)

@@ -251,10 +251,15 @@ def recorded_round(
         summed: See `AttackedRound`; a run with secure sums has recorded nothing but sums.
 
     Raises:
-        RunDirectoryError: If nothing was recorded, or the clients' samples are not on this machine for scoring.
+        RunDirectoryError: If nothing was recorded, nodes lied, or the samples are not on this machine for scoring.
     """
     method_of(run)  # or says that it is unknown
     config = RunConfig.from_flat(settings_of(run) | dict(changes))
+    if config.adversary.share or config.adversary.nodes != "auto":
+        raise RunDirectoryError(
+            f"{run} has nodes that lie (adversary.attack = {config.adversary.attack}), whose replies are not what "
+            f"clients have learned; record a run without them"
+        )
     observed = _opening(run) if config.secagg.enabled else _observations(run)
     require_dataset(run)
     require_classes(run)

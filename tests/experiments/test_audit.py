@@ -164,6 +164,13 @@ def test_what_a_run_has_recorded_is_attacked(federate: Federate) -> None:
         recorded_round(federate("fedavg"), {})
 
 
+def test_what_lying_nodes_have_sent_is_not_attacked(federate: Federate) -> None:
+    lies = {"adversary.attack": "sign-flip", "adversary.nodes": "1", "audit.clients": "all", "audit.rounds": "1"}
+    run = federate("fedavg", **lies)
+    with pytest.raises(RunDirectoryError, match=r"has nodes that lie \(adversary.attack = sign-flip\)"):
+        recorded_round(run, {})
+
+
 def test_a_trained_clients_images_are_its_own(federate: Federate, tmp_path: Path) -> None:
     """The data are divided as in the run; of each client so many samples are drawn, and no more than it has."""
     run = federate("fedavg", num_rounds=1, **{"data.partition": "dirichlet-per-label", "data.train-samples": "auto"})

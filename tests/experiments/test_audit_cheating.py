@@ -97,9 +97,11 @@ def make(folder: Path) -> Path:
 
 
 def test_an_attack_says_which_server_it_needs() -> None:
-    with pytest.raises(ConfigError, match="in imprint the server cheats; give --cheating"):
+    with pytest.raises(ConfigError, match="imprint assumes that the server cheats; give --cheating"):
         chosen_attacks(["imprint"], target(Options(num_images=12, samples=12)))
-    with pytest.raises(ConfigError, match="in head-gradient the server follows the protocol; leave --cheating out"):
+    with pytest.raises(
+        ConfigError, match="head-gradient assumes that the server follows the protocol; leave --cheating out"
+    ):
         chosen_attacks(["head-gradient"], target())
     with pytest.raises(ConfigError, match=r"imprint does not apply to target = cnn: .* private classifier"):
         chosen_attacks(["imprint"], target(target="cnn"))

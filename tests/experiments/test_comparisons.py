@@ -100,6 +100,19 @@ def test_leakage_needs_rows_with_an_accuracy_and_an_attack(quick_study):
         draw(load_study("personalized"), quick("personalized"), quick_study("personalized"), "leakage-accuracy")
 
 
+def test_cells_of_changed_data_have_no_common_table(quick_study, tmp_path):
+    """The user's data file may be written anew between two runs of a command; its hash is in each run's manifest."""
+    study, begun = load_study("priv-hfl-table-5"), quick("priv-hfl-table-5")
+    folder = shutil.copytree(quick_study(study.name), tmp_path / "study")
+    for row, sha256 in (("fedavg", "a" * 64), ("fedprox", "b" * 64)):
+        path = summary_of(folder, row)[0].with_name("manifest.json")
+        manifest = json.loads(path.read_text())
+        path.write_text(json.dumps(manifest | {"data": manifest["data"] | {"sha256": sha256}}))
+    with pytest.raises(RunDirectoryError, match=r"fedprox.*its data have another SHA-256 than those of fedavg"):
+        collect(study, begun, folder)
+    assert collect(study, begun, folder, mix=True).entries
+
+
 def test_a_target_that_was_not_reached_is_in_the_table(quick_study, tmp_path):
     """It is no number of rounds; in a study without a target, the number is missing."""
     study, begun = load_study("priv-hfl-table-5"), quick("priv-hfl-table-5")
