@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.runner import StudyManifest, open_study_folder
+from experiments.runner import StudyManifest, is_finished, open_study_folder
 from experiments.study import Study, parse_study
 from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import ConfigError
@@ -30,12 +30,13 @@ def make_sweep(
 
     Raises:
         ConfigError: If a method or data set is given twice, or a setting is wrong.
-        RunDirectoryError: If the folder is neither empty nor of a sweep.
+        RunDirectoryError: If the folder is neither empty nor of a sweep, or a cell was run with other settings.
     """
     file = folder / f"{NAME}.toml"
     text = sweep_text(methods, datasets, seeds, settings, grid)
     study = parse_study(text, file)
-    study.cells()  # refuses wrong settings before anything is written
+    for cell in study.cells():  # refuses wrong settings, and other settings than before, before anything is written
+        is_finished(cell, folder)
     open_study_folder(folder, StudyManifest(study=NAME, quick=False, changes={}))
     write_atomically(file, text.encode())
     return study

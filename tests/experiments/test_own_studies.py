@@ -1,5 +1,6 @@
 """Studies of one's own: files of users, and sweeps."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,9 @@ from federations import Call
 
 from experiments.prepared_data import refuse_missing
 from experiments.study import load_study, parse_study
-from experiments.sweep import parse_grid, refuse_chosen, sweep_text
+from experiments.sweep import make_sweep, parse_grid, refuse_chosen, sweep_text
 from experiments.tables import with_metric
-from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 
 TINY = ("data.train-samples=20", "data.test-samples=10", "local-epochs=1", "batch-size=10")
 
@@ -97,6 +98,18 @@ def test_a_sweep_ignores_no_option() -> None:
         with pytest.raises(ConfigError, match=f"a sweep takes {key} from {option}; leave it out"):
             refuse_chosen({key: 7}, grid)
     refuse_chosen({"num-rounds": 1}, grid)
+
+
+def test_a_refused_sweep_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    """The file still describes the runs in the folder."""
+    study = make_sweep(tmp_path, ["fedavg"], {"digits": "digits"}, 1, {"num-rounds": 3}, {})
+    before, (cell,) = (tmp_path / "sweep.toml").read_bytes(), study.cells()
+    cell.folder(tmp_path).mkdir(parents=True)
+    document = {"settings": cell.settings, "status": "running", "experiment": ""}
+    (cell.folder(tmp_path) / "manifest.json").write_text(json.dumps(document))
+    with pytest.raises(RunDirectoryError, match="num-rounds 3 instead of 4"):
+        make_sweep(tmp_path, ["fedavg"], {"digits": "digits"}, 1, {"num-rounds": 4}, {})
+    assert (tmp_path / "sweep.toml").read_bytes() == before
 
 
 @pytest.mark.slow
