@@ -42,6 +42,7 @@ from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.data.registry import DATASETS
 from hyperfl_flwr.data.sample_format import is_local_data, local_data_path, placeholder_of
 from hyperfl_flwr.protocol.messages import Failure
+from hyperfl_flwr.runs.begun_folder import SUBFOLDERS, holds_nothing
 
 Record = dict[str, Any]
 """One line of metrics.jsonl. `kind` is one of
@@ -57,8 +58,6 @@ With secure sums there are no lines of single clients.
 
 DEPLOYMENT = "deployment"
 """Placeholder for the data set in the name of a deployment's folder; the data are not known at that time."""
-
-SUBFOLDERS = ("checkpoints", "failures", "plots")
 
 
 class RunDirectory:
@@ -90,7 +89,9 @@ class RunDirectory:
             (path / "clients").mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise RunDirectoryError(f"cannot create the output directory {path}: {error}") from None
-        return cls(path)
+        directory = cls(path)
+        refuse_used_directory(path)  # another process may have used it before the lock
+        return directory
 
     def close(self) -> None:
         """Release the lock, so that other processes can write."""
@@ -150,7 +151,7 @@ def refuse_used_directory(path: Path) -> None:
     there = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not there.is_dir():
         raise RunDirectoryError(f"cannot create the output directory {path}: {there} is a file; choose another one")
-    if path.is_dir() and any(path.iterdir()):
+    if path.is_dir() and not holds_nothing(path):
         is_run = (path / "manifest.json").is_file()
         hint = f"; to continue the run that is in it: hyperfl run --resume {shlex.quote(str(path))}" if is_run else ""
         raise RunDirectoryError(

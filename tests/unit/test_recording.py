@@ -51,6 +51,18 @@ def test_an_empty_folder_may_be_used(tmp_path: Path) -> None:
     RunDirectory.create(tmp_path / "a").close()
 
 
+def test_a_folder_of_a_run_without_a_manifest_may_be_used(tmp_path: Path) -> None:
+    """A process that was killed early leaves a lock and empty folders; one that still runs keeps its folder."""
+    directory = RunDirectory.create(tmp_path / "a")
+    with pytest.raises(RunDirectoryError, match="another process is writing"):
+        RunDirectory.create(tmp_path / "a")
+    directory.close()
+    RunDirectory.create(tmp_path / "a").close()
+    (tmp_path / "a" / "checkpoints" / "file").touch()
+    with pytest.raises(RunDirectoryError, match="not empty"):
+        RunDirectory.create(tmp_path / "a")
+
+
 def test_a_used_folder_and_a_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / ".hidden").touch()
