@@ -167,11 +167,12 @@ def collect(
 
 
 def _other_data(cell: Cell, manifest: Mapping[str, Any], known: dict[str, tuple[str, str]]) -> list[str]:
-    """Return that the user's data are others than those of an earlier cell of the column; adds to the known ones."""
+    """Return that the user's data are others than in an earlier cell of the column; adds to the known ones."""
     found = manifest.get("data", {}).get("sha256", "")
     if not found:
         return []
-    before, of_cell = known.setdefault(cell.column, (found, str(cell)))
+    # A row may have a data set of its own.
+    before, of_cell = known.setdefault(f"{cell.column} {cell.config.dataset}", (found, str(cell)))
     return [] if found == before else [f"its data have another SHA-256 than those of {of_cell}; they have changed"]
 
 
