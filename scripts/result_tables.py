@@ -132,7 +132,7 @@ AFTER_200 = "paper, 200 rounds"
 
 TABLE_1 = Table(
     records="table-1", column="fashion-mnist-20", against="fedavg-tuned", paper=AFTER_200,
-    rows=("hyperfl", "fedavg-tuned"),
+    rows=("hyperfl", "fedavg-tuned", "fedrep"),
     numbers={
         "personalized": ("test_accuracy", in_percent),
         "highest of all rounds": ("best_accuracy", in_percent),
