@@ -55,7 +55,8 @@ def requested(changes: Mapping[str, Scalar], *, deployed: bool = False) -> RunCo
         raise ConfigError("personalize.run must not be set for training; use `hyperfl personalize`")
     if not resume:
         refuse_used_directory(Path(config.output))
-        refuse_absent(config.dataset)
+        if not deployed:  # the data of a deployment are on the nodes' machines
+            refuse_absent(config.dataset)
     use_weights(config.lpm.weights)
     return config
 

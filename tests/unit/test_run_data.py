@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.launch.settings import requested
 from hyperfl_flwr.runs.run_data import RunData
@@ -94,3 +95,10 @@ def test_a_deployments_folder_is_not_called_after_a_data_set(monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     assert "-fedavg-mnist-seed0-" in requested({"method": "fedavg", "dataset": "mnist"}).output
     assert "-fedavg-deployment-seed0-" in requested({"method": "fedavg", "dataset": "mnist"}, deployed=True).output
+
+
+def test_data_of_a_deployment_need_not_be_on_the_operators_machine() -> None:
+    there = {"method": "fedavg", "dataset": "npz:/nowhere/samples.npz"}
+    assert requested(there, deployed=True).dataset == there["dataset"]
+    with pytest.raises(DataError, match=r"/nowhere/samples\.npz: must be an existing"):
+        requested(there)
