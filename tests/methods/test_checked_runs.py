@@ -132,7 +132,8 @@ def test_a_forged_network_is_refused_and_only_the_owner_learns_why(
     for client in (0, 1):
         for check in ("duplicates", "nested"):
             assert any(
-                text.startswith(f"round 2: client {client}: check-{check}: 1 of layer extractor.fc") for text in found
+                text.startswith(f"round 2: client {client}: check-{check}: the value 1 of layer extractor.fc")
+                for text in found
             )
     names = {path.name for path in state.rglob("received-*")}
     assert names == {"received-000001.npz"}  # what is refused is not remembered
