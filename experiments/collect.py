@@ -153,10 +153,8 @@ def collect(
             targeted.add((cell.row, cell.column))
     if not runs:
         raise RunDirectoryError(f"{folder} holds no finished cell; run `hyperfl study {study.name}`")
-    if len(commits) > 1:
-        problems.append(f"the cells were run by {len(commits)} commits: {', '.join(sorted(commits))}")
-    if problems and not mix:
-        raise RunDirectoryError("\n  - ".join(["the cells differ; pass --mix to accept that:", *problems]))
+    if not mix:
+        _refuse_mixed(problems, commits)
     return Collected(
         study=study,
         study_manifest=study_manifest,
@@ -164,6 +162,12 @@ def collect(
         commits=sorted(commits),
         rounds=sorted(rounds),
     )
+
+
+def _refuse_mixed(problems: Sequence[str], commits: Collection[str]) -> None:
+    several = f"the cells were run by {len(commits)} commits: {', '.join(sorted(commits))}"
+    if found := [*problems, *([several] if len(commits) > 1 else [])]:
+        raise RunDirectoryError("\n  - ".join(["the cells differ; pass --mix to accept that:", *found]))
 
 
 def _other_data(cell: Cell, manifest: Mapping[str, Any], known: dict[str, tuple[str, str]]) -> list[str]:

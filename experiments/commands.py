@@ -41,7 +41,9 @@ DataRoot = Annotated[Path | None, typer.Option(help="Folder of the data sets; de
 def study(
     name: Annotated[str, typer.Argument(help="One of `hyperfl studies`, or a TOML file of yours.")],
     quick: Annotated[bool, typer.Option("--quick", help="Do tiny runs that only show that everything works.")] = False,
-    methods: Annotated[list[str] | None, typer.Option(help="Rows, by commas; repeatable; default: all.")] = None,
+    methods: Annotated[
+        list[str] | None, typer.Option(help="Rows, separated by commas; repeatable; default: all.")
+    ] = None,
     datasets: Annotated[list[str] | None, typer.Option(help="Columns or their data sets, likewise.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Number of seeds; default: the study's.", min=1)] = None,
     jobs: Jobs = None,

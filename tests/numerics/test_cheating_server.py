@@ -15,7 +15,6 @@ from hyperfl_flwr.attacks.fishing import FISHED, forge_fishing
 from hyperfl_flwr.attacks.forging import first_linear, normalised, pass_through, with_values
 from hyperfl_flwr.attacks.imprint import forge_imprint
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
-from hyperfl_flwr.attacks.nothing_to_read import NothingToReadError
 from hyperfl_flwr.attacks.optimiser_loop import Optimisation
 from hyperfl_flwr.attacks.readout import read_out, target_names
 from hyperfl_flwr.attacks.registry import ATTACKS, attacks_on
@@ -274,14 +273,6 @@ def test_fishing_finds_the_image():
     (result,) = ATTACKS["fishing"].run([observed(knowledge, received, images, labels)], knowledge, settings)
     caught, others = images[labels == FISHED], digits(600, first=1000)
     assert psnr(result.images, caught).min() > psnr(others[0][others[1] == FISHED], caught).max() + 3
-
-
-def test_fishing_has_nothing_to_read_without_an_image_of_the_class():
-    (images, labels), knowledge = digits(8), knowledge_of("cnn", batch=7)
-    received = forge_fishing(sent_by(knowledge), knowledge, PUBLIC, 7)
-    others = observed(knowledge, received, images[labels != FISHED], labels[labels != FISHED])
-    with pytest.raises(NothingToReadError, match="no image of class 0"):
-        ATTACKS["fishing"].run([others], knowledge, AttackSettings())
 
 
 def test_what_cannot_be_forged_is_refused():

@@ -11,6 +11,7 @@ from torch import Tensor
 from hyperfl_flwr.attacks.base import AttackSettings
 from hyperfl_flwr.attacks.feature_fishing import forge_feature_fishing
 from hyperfl_flwr.attacks.fishing import FISHED, forge_fishing
+from hyperfl_flwr.attacks.nothing_to_read import NothingToReadError
 from hyperfl_flwr.attacks.optimisation import Optimisation
 from hyperfl_flwr.attacks.readout import read_out
 from hyperfl_flwr.attacks.registry import ATTACKS
@@ -133,3 +134,11 @@ def test_data_of_one_class_in_all_are_refused() -> None:
         ATTACKS["feature-fishing"].check(replace(knowledge_of("cnn"), num_classes=1))
     with pytest.raises(ValueError, match="last layer with parameters is linear"):
         ATTACKS["feature-fishing"].check(knowledge_of("resnet18"))
+
+
+def test_fishing_has_nothing_to_read_without_an_image_of_the_class():
+    (images, labels), knowledge = digits(8), knowledge_of("cnn", batch=7)
+    received = forge_fishing(sent_by(knowledge), knowledge, PUBLIC, 7)
+    others = observed(knowledge, received, images[labels != FISHED], labels[labels != FISHED])
+    with pytest.raises(NothingToReadError, match="no image of class 0"):
+        ATTACKS["fishing"].run([others], knowledge, AttackSettings())
