@@ -57,7 +57,7 @@ class Command:
             lambda values: values.update({"conv1.weight": torch.zeros(2, 3, 7, 7)}),
             r"conv1.weight has \(2, 3, 7, 7\) instead of \(64, 3, 7, 7\)",
         ),
-        (lambda values: values.update(epoch=3), "no state dict"),
+        (lambda values: values.update(epoch=3), "it is not a state dict"),
         (lambda values: values["conv1.weight"].fill_(float("nan")), "conv1.weight has values that are no finite"),
         (lambda values: values.update(epoch=Command()), "holds more than tensors"),
     ],
