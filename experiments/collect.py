@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,12 @@ from experiments.study import Cell, Study
 from experiments.study_axes import Expected, Line
 from experiments.units import best_of
 from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.core.tasks import REGRESSION
 from hyperfl_flwr.metrics.intervals import Interval
 from hyperfl_flwr.results.differences import Scores, interval_over_clients
 from hyperfl_flwr.results.same_clients import Division
-from hyperfl_flwr.runs.run_directory import has_secure_sums, read_manifest
+from hyperfl_flwr.runs.run_directory import read_manifest
 from hyperfl_flwr.runs.summary import NOT_KNOWN, OF_SINGLE_CLIENTS
 
 FAILED = "failed"
@@ -28,6 +29,9 @@ OUT_OF_DATE = "out of date"
 
 NOT_REACHED = "not reached"
 """Beginning of the text in the place of a number of rounds to a target accuracy that not all seeds have reached."""
+
+NOT_MEASURED = "not measured"
+"""Text in the place of a number that a row's runs do not have, but another row's."""
 
 ROUNDS_TO_TARGET = ("rounds_to_target", "rounds_to_target_aggregate")
 """Numbers of summary.json that are None in a run that has not reached its `target-accuracy`."""
@@ -120,15 +124,13 @@ def collect(
         stale: Cells of which the record is out of date.
 
     Raises:
-        RunDirectoryError: If there are no finished cells, or they must not be mixed.
+        RunDirectoryError: If there are no finished cells, they must not be mixed, or none has the study's number.
     """
     runs: dict[tuple[str, str], list[Finished]] = {}
     commits: set[str] = set()
     rounds: set[int] = set()
     problems: list[str] = []
     reasons: dict[tuple[str, str], str] = {}
-    secure: set[tuple[str, str]] = set()
-    targeted: set[tuple[str, str]] = set()
     data: dict[str, tuple[str, str]] = {}
     seeds = max(seeds_in(folder), *(seed + 1 for _, _, seed in stale), 0)
     for cell in study.cells(quick=study_manifest.quick, seeds=seeds, changes=study_manifest.changes):
@@ -147,10 +149,6 @@ def collect(
         commits.update(map(_commit, [manifest["code"], *(resume["code"] for resume in manifest["resumed"])]))
         runs.setdefault((cell.row, cell.column), []).append(Finished.read(cell.seed, path, manifest))
         rounds.add(cell.config.num_rounds)
-        if has_secure_sums(manifest):
-            secure.add((cell.row, cell.column))
-        if cell.config.target_accuracy:
-            targeted.add((cell.row, cell.column))
     if not runs:
         raise RunDirectoryError(f"{folder} holds no finished cell; run `hyperfl study {study.name}`")
     if not mix:
@@ -158,7 +156,7 @@ def collect(
     return Collected(
         study=study,
         study_manifest=study_manifest,
-        entries=_entries(study, runs, reasons, secure, targeted),
+        entries=_entries(study, runs, reasons),
         commits=sorted(commits),
         rounds=sorted(rounds),
     )
@@ -181,51 +179,65 @@ def _other_data(cell: Cell, manifest: Mapping[str, Any], known: dict[str, tuple[
 
 
 def _entries(
-    study: Study,
-    runs: Mapping[tuple[str, str], Sequence[Finished]],
-    reasons: Mapping[tuple[str, str], str],
-    secure: Container[tuple[str, str]],
-    targeted: Container[tuple[str, str]],
+    study: Study, runs: Mapping[tuple[str, str], Sequence[Finished]], reasons: Mapping[tuple[str, str], str]
 ) -> dict[tuple[str, str], Entry]:
     """Return the table's entries from the runs of each row and column, one per seed."""
-    values: dict[tuple[str, str], list[float]] = {}
-    unknown: dict[tuple[str, str], str] = {}
-    errors: dict[tuple[str, str], float] = {}
-    for row, column in itertools.product(study.rows, study.columns):
-        metric, unit, pair = study.metric_of(row, column), study.unit_in(column), (row.name, column.name)
-        of_runs = [run.summary for run in runs.get((row.run, column.run), ())]
-        if metric.replace(REGRESSION.score, "accuracy") in OF_SINGLE_CLIENTS and (row.run, column.run) in secure:
-            unknown[pair] = NOT_KNOWN
-            of_runs = [summary for summary in of_runs if summary[metric] is not None]
-        late = sum(metric in ROUNDS_TO_TARGET and summary[metric] is None for summary in of_runs)
-        if late and (row.run, column.run) in targeted:
-            # A mean over the seeds that have reached the target would be too small.
-            unknown[pair] = f"{NOT_REACHED} ({late} of {len(of_runs)})"
-            of_runs = []
-        found = [_value(metric, unit, row, column, summary) for summary in of_runs]
-        if known := [value for value in found if value is not None]:
-            values[pair] = known
-        if study.standard_error and len(known) == 1:
-            error = runs[row.run, column.run][0].summary.get(f"{metric}_sem")
-            errors[pair] = float("nan") if error is None else in_unit(error, unit)
+    pairs = list(itertools.product(study.rows, study.columns))
+    numbers = {
+        (row.name, column.name): _numbers(study, row, column, runs.get((row.run, column.run), ()))
+        for row, column in pairs
+    }
+    values = {pair: found for pair, (found, _) in numbers.items() if found}
     best, paper, entries = _best(study, values), study.paper, {}
-    for row, column in itertools.product(study.rows, study.columns):
+    for row, column in pairs:
         pair, metric, unit = (row.name, column.name), study.metric_of(row, column), study.unit_in(column)
         of_pair = runs.get((row.run, column.run), ())
+        found, reason = numbers[pair]
         entries[pair] = Entry(
-            values=values.get(pair, ()),
+            values=found,
             paper=paper.get(pair),
-            missing=row.why_missing(column)
-            or reasons.get((row.run, column.run), "")
-            or ("" if pair in values else unknown.get(pair, "")),
+            missing=row.why_missing(column) or reasons.get((row.run, column.run), "") or ("" if found else reason),
             is_best=pair in best,
-            error=errors.get(pair, float("nan")),
+            error=of_pair[0].error(metric, unit) if study.standard_error and len(found) == 1 else float("nan"),
             scores={place: score for run in of_pair for place, score in run.scores(metric, unit).items()},
             no_scores=of_pair[0].no_scores(metric) if of_pair else "",
             divisions=[run.division for run in of_pair],
             fewer=fewer_text([run.num_clients(metric) for run in of_pair]),
         )
+    if runs and not values and all(reason in ("", NOT_MEASURED) for _, reason in numbers.values()):
+        _refuse_unknown(study, [run.summary for several in runs.values() for run in several])
     return entries
+
+
+def _numbers(study: Study, row: Line, column: Line, runs: Sequence[Finished]) -> tuple[list[float], str]:
+    """Return the numbers of a row's runs in a column, in its unit, and the text in their place if there are none.
+
+    Raises:
+        RunDirectoryError: If what the row shows is no number.
+    """
+    metric, unit = study.metric_of(row, column), study.unit_in(column)
+    found = [run.summary.get(metric) for run in runs]
+    known = [value for value in found if value is not None]
+    if late := len(found) - len(known) if metric in ROUNDS_TO_TARGET and any(run.has_target for run in runs) else 0:
+        # A mean over the seeds that have reached the target would be too small.
+        return [], f"{NOT_REACHED} ({late} of {len(found)})"
+    if wrong := [value for value in known if isinstance(value, bool) or not isinstance(value, int | float)]:
+        raise RunDirectoryError(f"{metric} of {row.name}, {column.name} is no number: {str(wrong[0])[:40]!r}")
+    of_single_clients = metric.replace(REGRESSION.score, "accuracy") in OF_SINGLE_CLIENTS
+    if of_single_clients and any(run.has_secure_sums for run in runs):
+        return [in_unit(value, unit) for value in known], NOT_KNOWN
+    is_shown_only = (row.run, column.run) != (row.name, column.name)  # the runs need not have the number
+    return [in_unit(value, unit) for value in known], "" if is_shown_only or not runs else NOT_MEASURED
+
+
+def _refuse_unknown(study: Study, summaries: Sequence[Mapping[str, Any]]) -> None:
+    """Raise a RunDirectoryError for a number that no run has."""
+    wanted = {study.metric_of(row, column) for row in study.rows for column in study.columns}
+    known = sorted({name for summary in summaries for name, value in summary.items() if isinstance(value, int | float)})
+    names = ", ".join(sorted(wanted))
+    raise RunDirectoryError(
+        f"no run has the number {names}; summary.json has {', '.join(known)}{nearest(names, known)}"
+    )
 
 
 def _best(study: Study, values: Mapping[tuple[str, str], Sequence[float]]) -> set[tuple[str, str]]:
@@ -241,18 +253,6 @@ def _best(study: Study, values: Mapping[tuple[str, str], Sequence[float]]) -> se
                 chosen = choose(found)
                 best.add(next((row.name, column.name) for row in rows if means.get((row.name, column.name)) == chosen))
     return best
-
-
-def _value(metric: str, unit: str, row: Line, column: Line, summary: Mapping[str, Any]) -> float | None:
-    """Return a run's number; None if a line that shows another line's runs needs a number they did not measure.
-
-    Raises:
-        RunDirectoryError: If the number is missing and row and column show their own runs.
-    """
-    value = summary.get(metric)
-    if value is None and (row.run, column.run) == (row.name, column.name):
-        raise RunDirectoryError(f"the run of {row.name}, {column.name} has no {metric}")
-    return None if value is None else in_unit(value, unit)
 
 
 def _commit(code: Mapping[str, Any]) -> str:

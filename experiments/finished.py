@@ -28,6 +28,7 @@ class Finished:
         division: What determines the clients and their test data.
         summary: Contents of summary.json.
         has_secure_sums: Whether the numbers of single clients are not known.
+        has_target: Whether the run counts the rounds to a target accuracy.
         is_restored: Whether the cell was restored from its record.
     """
 
@@ -36,6 +37,7 @@ class Finished:
     division: Division
     summary: Mapping[str, Any]
     has_secure_sums: bool
+    has_target: bool
     is_restored: bool
 
     @classmethod
@@ -48,6 +50,7 @@ class Finished:
             division={**division_of(settings, manifest), "data.seed": settings["data.seed"]},
             summary=json.loads((path / "summary.json").read_text()),
             has_secure_sums=has_secure_sums(manifest),
+            has_target=bool(settings["target-accuracy"]),
             is_restored=is_restored(path),
         )
 
@@ -55,6 +58,11 @@ class Finished:
         """Return a number of each client that has one, in a unit."""
         found = scores_of(self.summary, metric, self.seed, self.data_seed)
         return {place: in_unit(value, unit) for place, value in found.items()}
+
+    def error(self, metric: str, unit: str) -> float:
+        """Return the standard error of a number, in a unit; NaN if there is none."""
+        error = self.summary.get(f"{metric}_sem")
+        return float("nan") if error is None else in_unit(error, unit)
 
     def num_clients(self, metric: str) -> tuple[int, int] | None:
         """Return over how many clients a mean score is, and of how many; None for other numbers."""

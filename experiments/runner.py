@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -68,7 +69,7 @@ def open_study_folder(folder: Path, study_manifest: StudyManifest, study: Study 
     with alone(folder):
         if not (folder / DESCRIPTION).is_file():
             write_atomically(folder / DESCRIPTION, json.dumps(document, indent=2).encode())
-    if (before := json.loads((folder / DESCRIPTION).read_text())) != document:
+    if (before := _description(folder)) != document:
         raise RunDirectoryError(f"{folder} was created with {before}, not {document}; choose another --output")
 
 
@@ -76,17 +77,29 @@ def read_study_manifest(folder: Path) -> StudyManifest:
     """Return the settings that a study's folder was created with.
 
     Raises:
-        RunDirectoryError: If it is not a study's folder.
+        RunDirectoryError: If it is not a study's folder, or its description is damaged.
     """
     if not (folder / DESCRIPTION).is_file():
         raise RunDirectoryError(f"{folder} is not a study's folder; run `hyperfl study` first, or pass its --output")
-    return StudyManifest(**json.loads((folder / DESCRIPTION).read_text()))
+    return StudyManifest(**_description(folder))
+
+
+def _description(folder: Path) -> dict[str, Any]:
+    """Return the content of a study's description."""
+    file = folder / DESCRIPTION
+    try:
+        found = json.loads(file.read_text())
+        StudyManifest(**found)
+    except (OSError, ValueError, TypeError) as error:
+        remedy = "remove the file and repeat the `hyperfl study` that made the folder: finished cells are kept"
+        raise RunDirectoryError(f"{file} is damaged ({type(error).__name__}: {error}); {remedy}") from None
+    return dict(found)
 
 
 def seeds_in(folder: Path) -> int:
-    """Return the number of seeds, counted from 0, that a study's folder has runs for."""
-    numbers = [int(path.name.removeprefix("seed-")) for path in folder.glob("*/*/seed-[0-9]*")]
-    return max(numbers, default=-1) + 1
+    """Return the number of seeds, counted from 0, that a study's folder has runs for; other folders do not count."""
+    seeds = [path.name.removeprefix("seed-") for path in folder.glob("*/*/seed-*")]
+    return max((int(seed) for seed in seeds if seed.isdecimal()), default=-1) + 1
 
 
 def is_finished(cell: Cell, folder: Path) -> bool:

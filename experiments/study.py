@@ -1,38 +1,18 @@
 """Load studies: files that define compared settings, data and seeds, and the numbers that a paper reports.
 
-A study is a file `experiments/studies/NAME.toml`, or one of yours; only `rows` are required::
-
-    title = "HyperFL, Table 1"     # default: the file's name
-    metric = "test_accuracy"       # number of summary.json; this is the default
-    unit = "%"                     # unit of the tables; % multiplies by 100; default: the metric's
-    seeds = 2                      # number of seeds, counted from 0; default: 1
-    num-nodes = 2                  # nodes of every run; default: 2; means are the same for any number
-    paper = "table-1.csv"          # file of experiments/expected, or next to your file; optional
-    beside = "the paper's number"  # description of these numbers; optional
-    standard-error = "clients"     # summary.json has METRIC_sem, the standard error over these; optional
-    figures = ["personalized_accuracy"]     # default figures: numbers of metrics.jsonl, `labels`, `embeddings`
-    [settings]                     # settings of every run that differ from the defaults
-    [quick]                        # settings of every run with --quick, applied last; `rows` and `columns` select runs
-    [rows.hyperfl]                 # settings of a row; `label` is its title, `missing` the reason why it cannot be run
-    [rows.hyperfl.on.cifar10-20]   # settings of the row in one column only, or its `missing`
-    [columns.fashion-mnist-20]     # settings of a column, as for a row
-    [columns.x] metric = "ssim"    # a separate number for a column; `prepare`: command that makes the file of its data
-    [rows.y] run = "hyperfl"       # shows the runs of another row (or another column); the line has no settings
-    [rows.y] way = "sampled"       # replaces `{way}` in the name of a number: metric = "novel_{way}"
-    [grid]                         # every row is run with each of a setting's values; optional
-    learning-rate = [0.01, 0.1]
+A study is a file `experiments/studies/NAME.toml`, or one of yours; see `experiments.study_file` for its keys.
 
 A cell is one run: a row, a column and a seed. With the setting `attack.name` it is an attack on a round, see
 `experiments.attack_cell`; `metric` is then a number of its summary.json, for example `psnr`.
 """
 
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from experiments.attack_cell import PREFIX, AttackedCell
-from experiments.study_axes import Expected, Line, Settings, chosen, of_method, read_expected, read_lines, with_grid
+from experiments.study_axes import Expected, Line, chosen, of_method, read_expected, read_lines, with_grid
+from experiments.study_file import LineTable, Settings, StudyFile
 from experiments.units import unit_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import with_defaults
@@ -40,7 +20,6 @@ from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.core.tasks import task_of
-from hyperfl_flwr.core.toml_files import flatten
 from hyperfl_flwr.models.provenance import find_sources
 
 FOLDER = Path(__file__).parent
@@ -206,11 +185,6 @@ def study_names() -> list[str]:
     return sorted(path.stem for path in (FOLDER / "studies").glob("*.toml"))
 
 
-TABLES = ("settings", "quick", "rows", "columns", "grid")
-KEYS = {"title", "metric", "unit", "seeds", "num-nodes", "paper", "beside", "standard-error", "figures", *TABLES}
-"""Keys of a study's file, of which `TABLES` have tables."""
-
-
 def load_study(name: str) -> Study:
     """Read a study: one of the project's own, or a file of yours.
 
@@ -232,54 +206,37 @@ def parse_study(text: str, file: Path) -> Study:
     """Return the study that a text defines.
 
     Args:
-        text: TOML, see the module.
+        text: TOML, see `experiments.study_file`.
         file: Path of the study's file, which need not exist; its name is the study's.
 
     Raises:
-        ConfigError: If the text is not a study.
+        ConfigError: If the text is not a study, or its file of a paper's numbers cannot be read.
     """
-    try:
-        document = tomllib.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"the study {file} is not TOML: {error}") from None
-    if unknown := sorted(set(document) - KEYS):
-        raise ConfigError(
-            f"{file} has unknown keys: {', '.join(unknown)}; known: {', '.join(sorted(KEYS))}"
-            f"{nearest(unknown[0], KEYS)}. Settings of all runs belong below [settings]"
-        )
-    for key in TABLES:
-        if not isinstance(document.get(key, {}), Mapping):
-            raise ConfigError(f"{key} in {file} must be a table of settings; got {document[key]!r}")
-    if not document.get("rows"):
-        raise ConfigError(f'{file} has no rows; give at least one, such as [rows.fedavg] with method = "fedavg"')
-    task = task_of(flatten(document.get("settings", {})))
-    metric, quick = document.get("metric", task.key("test_accuracy")), dict(document.get("quick", {}))
+    given = StudyFile.parse(text, file)
+    task = task_of(given.settings)
+    metric = given.metric or task.key("test_accuracy")
     study = Study(
         name=file.stem,
-        title=document.get("title", file.stem),
+        title=given.title or file.stem,
         metric=metric,
-        unit=document.get("unit", unit_of(metric)),
-        seeds=document.get("seeds", 1),
-        num_nodes=document.get("num-nodes", 2),
-        settings=flatten(document.get("settings", {})),
-        quick_rows=quick.pop("rows", ()),
-        quick_columns=quick.pop("columns", ()),
-        quick=flatten(quick),
-        rows=with_grid(read_lines(document["rows"]), flatten(document.get("grid", {}))),
-        columns=read_lines(document.get("columns") or {"all": {"label": metric}}),
+        unit=unit_of(metric) if given.unit is None else given.unit,
+        seeds=given.seeds,
+        num_nodes=given.num_nodes,
+        settings=given.settings,
+        quick_rows=given.quick.rows,
+        quick_columns=given.quick.columns,
+        quick=given.quick.settings,
+        rows=with_grid(read_lines(given.rows), given.grid),
+        columns=read_lines(given.columns or {"all": LineTable(label=metric)}),
         expected={},
-        reference=document.get("beside", "the paper's number"),
-        standard_error=document.get("standard-error", ""),
-        figures=document.get("figures", (f"personalized_{task.score}",)),
+        reference=given.beside,
+        standard_error=given.standard_error,
+        figures=(f"personalized_{task.score}",) if given.figures is None else given.figures,
     )
-    for line in (*study.rows, *study.columns):
-        if "/" in line.name or line.name.startswith("."):
-            given = f"{line.name!r} in {file}"
-            raise ConfigError(f"{given} cannot be the name of a folder; give it a name without a slash, and a label")
-    if "paper" not in document:
+    if not given.paper:
         return study
     rows, columns = ({line.name: line for line in lines} for lines in (study.rows, study.columns))
-    expected_file = (FOLDER / "expected" if file.parent == FOLDER / "studies" else file.parent) / document["paper"]
+    expected_file = (FOLDER / "expected" if file.parent == FOLDER / "studies" else file.parent) / given.paper
     expected = read_expected(expected_file, lambda row, column: study.metric_of(rows[row], columns[column]))
     return replace(study, expected=expected)
 

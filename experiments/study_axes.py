@@ -6,17 +6,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from experiments.study_file import LineTable, Settings
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.similar_names import nearest
-from hyperfl_flwr.core.toml_files import flatten
 from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.methods import METHODS
-
-Settings = dict[str, Scalar]
-
-NON_SETTINGS = ("label", "missing", "metric", "run", "way", "prepare")
-"""Keys of a row or column that are not settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,20 +95,31 @@ class Expected:
     error: float | None = None
 
 
-def read_lines(tables: Mapping[str, Mapping[str, Any]]) -> list[Line]:
-    """Return the rows or columns of a study's document.
+def read_lines(tables: Mapping[str, LineTable]) -> list[Line]:
+    """Return the rows or columns of a study's file.
 
     Raises:
         ConfigError: If a line shows the runs of a line without runs, or has settings for them.
     """
     lines = []
     for name, table in tables.items():
-        words = {key: str(table.get(key, "")) for key in NON_SETTINGS}
-        on = {column: flatten(settings) for column, settings in table.get("on", {}).items()}
+        on = {column: dict(settings) for column, settings in table.on.items()}
         missing_on = {column: str(settings.pop("missing")) for column, settings in on.items() if "missing" in settings}
-        settings = flatten({key: value for key, value in table.items() if key not in (*NON_SETTINGS, "on")})
-        texts = words | {"label": words["label"] or name, "run": words["run"] or name}
-        lines.append(Line(name=name, settings=settings, family=name, on=on, missing_on=missing_on, **texts))
+        lines.append(
+            Line(
+                name=name,
+                label=table.label or name,
+                settings=table.settings,
+                family=name,
+                run=table.run or name,
+                missing=table.missing,
+                metric=table.metric,
+                way=table.way,
+                prepare=table.prepare,
+                on=on,
+                missing_on=missing_on,
+            )
+        )
     owners = {line.name for line in lines if line.run == line.name}
     for line in lines:
         if line.run not in owners or (line.run != line.name and (line.settings or line.on)):
@@ -180,13 +186,22 @@ def read_expected(file: Path, metric_of: Callable[[str, str], str]) -> dict[tupl
     Args:
         file: CSV file with the columns row, column, value and source, and optionally metric and error.
         metric_of: Returns the metric that a row shows in a column, for lines without `metric`.
+
+    Raises:
+        ConfigError: If the file cannot be read, or is not such a file.
     """
-    with file.open(newline="") as stream:
-        return {
-            (line["row"], line["column"], line.get("metric") or metric_of(line["row"], line["column"])): Expected(
-                value=float(line["value"]),
-                source=line["source"],
-                error=float(line["error"]) if line.get("error") else None,
-            )
-            for line in csv.DictReader(stream)
-        }
+    try:
+        with file.open(newline="") as stream:
+            return {
+                (line["row"], line["column"], line.get("metric") or metric_of(line["row"], line["column"])): Expected(
+                    value=float(line["value"]),
+                    source=line["source"],
+                    error=float(line["error"]) if line.get("error") else None,
+                )
+                for line in csv.DictReader(stream)
+            }
+    except OSError as error:
+        raise ConfigError(f"cannot read the paper's numbers, {file}: {error.strerror}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        wanted = "each line needs a row and a column of the study, a value (a number) and a source"
+        raise ConfigError(f"{file}: {wanted} ({type(error).__name__}: {error})") from None

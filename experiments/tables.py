@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.collect import FAILED, NOT_REACHED, OUT_OF_DATE, Collected, Entry
+from experiments.collect import FAILED, NOT_MEASURED, NOT_REACHED, OUT_OF_DATE, Collected, Entry
 from experiments.paired import Pairing
 from experiments.study import Study
 from experiments.study_axes import Line
@@ -224,7 +224,7 @@ def _rows(collected: Collected, pairing: Pairing | None) -> list[Line]:
 def _is_shown(collected: Collected, row: str) -> bool:
     """Return whether a row has numbers of ours or of the paper's, or runs without such a number."""
     entries = [entry for (name, _), entry in collected.entries.items() if name == row]
-    reasons = (FAILED, NOT_KNOWN, NOT_REACHED, OUT_OF_DATE)
+    reasons = (FAILED, NOT_KNOWN, NOT_MEASURED, NOT_REACHED, OUT_OF_DATE)
     return any(entry.values or entry.paper or entry.missing.startswith(reasons) for entry in entries)
 
 

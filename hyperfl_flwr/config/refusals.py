@@ -21,7 +21,8 @@ def explain(details: Sequence[ErrorDetails], known: Sequence[str], hint: str = "
     for detail in details:
         # A union (auto | number) reports an error for each of its branches, at a location below the key.
         path = [str(part) for part in detail["loc"]]
-        key = next((".".join(path[:end]) for end in (2, 1) if ".".join(path[:end]) in known), ".".join(path))
+        parts = [".".join(path[:end]) for end in range(len(path), 0, -1)]
+        key = next((part for part in parts if part in known), ".".join(path))
         problems.setdefault(key, []).append(_problem(detail, key, known, hint))
         if detail["type"] not in ("missing", "value_error", "extra_forbidden"):
             given[key] = f"; got {detail['input']!r}"
@@ -46,4 +47,6 @@ def _problem(detail: ErrorDetails, key: str, known: Sequence[str], hint: str) ->
         return f"is unknown{nearest(key, known) or hint}"
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])
+    if detail["type"] in ("dict_type", "model_type"):
+        return "must be a table"
     return detail["msg"].replace("Input should be", "must be")

@@ -124,8 +124,25 @@ def test_a_target_that_was_not_reached_is_in_the_table(quick_study, tmp_path):
     assert f"| {fedavg['rounds_to_target_aggregate']:.2f} (1) / 425.33 ± 61.67 |" in lines["| FedAvg"]
     assert lines["| FedProx"].endswith("| not reached (1 of 1) / 391.67 ± 13.33 |")
     other = quick_study("personalized")
-    with pytest.raises(RunDirectoryError, match="has no rounds_to_target"):
+    with pytest.raises(RunDirectoryError, match="no run has the number rounds_to_target"):
         collect(with_metric(load_study("personalized"), "rounds_to_target"), quick("personalized"), other)
+
+
+def test_a_number_that_one_row_lacks_leaves_the_table_of_the_others(quick_study, tmp_path):
+    """A number that no run has, or that is a text, is refused; a similar name is suggested."""
+    study, begun = load_study("personalized"), quick("personalized")
+    folder = shutil.copytree(quick_study(study.name), tmp_path / "study")
+    path, fedper = summary_of(folder, "fedper")
+    path.write_text(json.dumps({name: value for name, value in fedper.items() if name != "peak_memory_mb"}))
+    shutil.copytree(path.parent, path.parent.with_name("seed-0-old"))
+    table = markdown(collect(with_metric(study, "peak_memory_mb"), begun, folder))
+    lines = {line.split(" | ")[0]: line for line in table.splitlines()}
+    assert lines["| FedPer"].endswith("| not measured | – | – |")
+    assert f"| {summary_of(folder, 'fedavg')[1]['peak_memory_mb']:.1f} (1) |" in lines["| FedAvg"]
+    with pytest.raises(RunDirectoryError, match=r"no run has the number test_acuracy;.*did you mean test_accuracy"):
+        collect(with_metric(study, "test_acuracy"), begun, folder)
+    with pytest.raises(RunDirectoryError, match="method of fedavg, fashion-mnist is no number: 'fedavg'"):
+        collect(with_metric(study, "method"), begun, folder)
 
 
 def test_each_game_has_its_own_mark_and_interval(tmp_path, monkeypatch):

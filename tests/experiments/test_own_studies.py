@@ -32,11 +32,23 @@ def test_a_file_needs_rows_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("rows = 3", "rows in .* must be a table of settings; got 3"),
+        ("rows = 3", "in .*mine.toml, rows must be a table; got 3"),
+        ("[rows]\nfedavg = 3", "rows.fedavg must be a table; got 3"),
+        ("[rows.fedavg]\nlabel = 3", "rows.fedavg.label must be a valid string; got 3"),
+        ("[rows.fedavg]\non = 3", "rows.fedavg.on must be a table; got 3"),
+        ('seeds = "2"\n[rows.fedavg]', "seeds must be a valid integer; got '2'"),
+        ("num-nodes = 0\n[rows.fedavg]", "num-nodes must be greater than 0; got 0"),
+        ("title = 3\n[rows.fedavg]", "title must be a valid string; got 3"),
+        ('figures = "labels"\n[rows.fedavg]', "figures must be a valid list; got 'labels'"),
+        ('[quick]\nrows = "fedavg"\n[rows.fedavg]', "quick.rows must be a valid list; got 'fedavg'"),
+        ("[grid]\nmomentum = 0.5\n[rows.fedavg]", "grid.momentum must be a valid list; got 0.5"),
+        ("[grid]\nmomentum = []\n[rows.fedavg]", "grid.momentum .*at least 1 item"),
+        ("[rows.fedavg]\nmomentum = [0.5]", "momentum must be a valid number; got"),
+        ('paper = "missing.csv"\n[rows.fedavg]', "cannot read the paper's numbers, .*missing.csv: No such file"),
         ("", r"has no rows; give at least one, such as \[rows.fedavg\]"),
         ("=", "is not TOML"),
-        ('metrics = "x"\n[rows.fedavg]', "unknown keys: metrics; known: .*did you mean metric"),
-        ('[rows."a/b"]', "'a/b' in .* cannot be the name of a folder"),
+        ('metrics = "x"\n[rows.fedavg]', "metrics is unknown; did you mean metric"),
+        ('[rows."a/b"]', "rows has 'a/b', which cannot be the name of a folder"),
         ("[rows.fedavg]\nmu = 1", "mu is unknown"),
     ],
 )
@@ -47,6 +59,20 @@ def test_a_wrong_file_is_refused(text: str, problem: str, tmp_path: Path) -> Non
         load_study(str(tmp_path / "missing.toml"))
     with pytest.raises(ConfigError, match=r"a file of your own is named with its ending, \.toml"):
         load_study("missing")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "row,column,value\nfedavg,all,90\n",
+        "row,column,value,source\nfedavg,all,ninety,Table 1\n",
+        "row,column,value,source\nfedavgg,all,90,Table 1\n",
+    ],
+)
+def test_wrong_numbers_of_a_paper_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "numbers.csv").write_text(text)
+    with pytest.raises(ConfigError, match=r"numbers.csv: each line needs a row and a column of the study, a value"):
+        parse_study('paper = "numbers.csv"\n[rows.fedavg]', tmp_path / "mine.toml")
 
 
 def test_another_number_of_a_sweep_is_that_of_each_column(tmp_path: Path) -> None:

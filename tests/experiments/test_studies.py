@@ -14,7 +14,14 @@ from typer.testing import CliRunner
 from experiments.attack_cell import PREFIX
 from experiments.collect import collect
 from experiments.figures.curves import draw
-from experiments.runner import StudyManifest, is_finished, open_study_folder, run_cells, seeds_in
+from experiments.runner import (
+    StudyManifest,
+    is_finished,
+    open_study_folder,
+    read_study_manifest,
+    run_cells,
+    seeds_in,
+)
 from experiments.study import FOLDER, load_study, study_names
 from experiments.tables import comma_separated, latex, markdown, write_tables
 from hyperfl_flwr.cli.main import cli
@@ -148,6 +155,13 @@ def test_a_folder_belongs_to_one_study(tmp_path):
     for command in ("table", "figure"):
         result = CliRunner().invoke(cli, [command, "table-1", "--output", str(tmp_path / "b")])
         assert isinstance(result.exception, RunDirectoryError)
+    for damaged in ('{"study": "table', "[]", '{"study": "table-1"}'):
+        (tmp_path / "a" / "study.json").write_text(damaged)
+        for read in (lambda: read_study_manifest(tmp_path / "a"), lambda: open_study_folder(tmp_path / "a", QUICK)):
+            with pytest.raises(RunDirectoryError, match=r"study.json is damaged .*; remove the file and repeat"):
+                read()
+    (tmp_path / "a" / "study.json").unlink()
+    open_study_folder(tmp_path / "a", QUICK)
 
 
 @pytest.fixture(scope="module")
