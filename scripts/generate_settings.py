@@ -48,7 +48,7 @@ OWNER = """\
 On a SuperNode, the node config decides about the machine and the data. A key that is unknown or wrong is reported
 in the node's log; the server learns which keys its owner must repair. In a deployment the keys stand in the node's
 `node.toml`, where paths may be relative to its folder. [What data a node may
-have](../how-to/own-data.md) and [what it sends](../how-to/deploy.md#what-a-node-sends) are described there.
+have](../how-to/own-data.md) and [what it sends](../how-to/deploy-owner.md#what-a-node-sends) are described there.
 """
 
 MORE: Mapping[str, str] = {

@@ -35,8 +35,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def adding_commands() -> list[str]:
-    """Return the commands of docs/how-to/deploy.md that add a node, without that of nginx."""
-    page = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
+    """Return the commands of docs/how-to/deploy-operate.md that add a node, without that of nginx."""
+    page = (ROOT / "docs" / "how-to" / "deploy-operate.md").read_text()
     section = page.partition("\n## Add a node\n")[2].partition("\n## ")[0]
     return re.findall(r"^\$ (hyperfl .*)$", section, flags=re.M)
 

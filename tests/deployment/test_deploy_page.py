@@ -1,4 +1,4 @@
-"""The commands of docs/how-to/deploy.md are run as printed; only host and port are replaced.
+"""The commands of docs/how-to/deploy.md and deploy-operate.md are run as printed; only host and port are replaced.
 
 The operator and the owner of node 0 have a folder each, and Flower's own programs use TLS on the loopback interface.
 The commands for nginx are in test_gate.py.
@@ -33,15 +33,15 @@ from hyperfl_flwr.runs.run_directory import read_metrics
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "how-to" / "deploy.md"
+PAGES = [ROOT / "docs" / "how-to" / name for name in ("deploy.md", "deploy-operate.md")]
 OWNERS = ("tar -xzf", "sh node-0", "hyperfl deploy check node-0", "hyperfl export node-0", "hyperfl ledger node-0",
           "hyperfl report node-0")  # fmt: skip
 """First words of the commands that the owner of node 0 runs; the operator runs the others."""
 
 
 def page_commands() -> list[str]:
-    """Return the page's commands in order, without those that add a node, which test_deployed_run.py runs."""
-    before, _, after = PAGE.read_text().partition("\n## Add a node\n")
+    """Return the pages' commands in order, without those that add a node, which test_deployed_run.py runs."""
+    before, _, after = "\n".join(page.read_text() for page in PAGES).partition("\n## Add a node\n")
     text = before + "\n## " + after.partition("\n## ")[2]
     return [line.removeprefix("$ ") for line in text.splitlines() if re.match(r"\$ (hyperfl|sh|tar) ", line)]
 
@@ -122,7 +122,7 @@ class Machines:
             started.wait()
 
 
-def run_page(machines: Machines, commands: list[str]) -> None:
+def run_pages(machines: Machines, commands: list[str]) -> None:
     """Run the commands; after one that starts a program, wait until it is online."""
     for written in commands:
         command = written.replace("fl.example.org", "localhost").replace("8443", str(machines.port))
@@ -156,13 +156,13 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     (folder / "operator").mkdir()
     (folder / "owner").mkdir()
     try:
-        run_page(machines, page_commands())
+        run_pages(machines, page_commands())
         yield machines
     finally:
         machines.stop()
 
 
-def test_the_page_has_the_commands() -> None:
+def test_the_pages_have_the_commands() -> None:
     commands = page_commands()
     for word in ("init", "register", "renew", "check", "status"):
         assert any(command.startswith(f"hyperfl deploy {word} ") for command in commands), word
@@ -172,7 +172,9 @@ def test_both_sides_are_in_order(machines: Machines) -> None:
     operator, owner = machines.said["hyperfl deploy check fl"], machines.said["hyperfl deploy check node-0"]
     assert "error" not in operator + owner
     assert "nodes: 1 (1) away, 1 (0) connected" in operator
-    assert "running with an older certificate" in operator  # the page has renewed it
+    assert "older certificate" not in operator
+    _, renewed = machines.finish("hyperfl deploy check fl", machines.folder / "operator")
+    assert "running with an older certificate" in renewed  # the pages' last command has renewed it
     assert "key: it is registered with the SuperLink" in owner
     assert "error" not in machines.said["hyperfl deploy check node-0 --set data.input-shape=1x64x64"]
     assert machines.said["hyperfl deploy register fl"].splitlines() == ["node-0: registered", "node-1: registered"]

@@ -34,7 +34,7 @@ def test_every_page_with_commands_is_run() -> None:
         "index", "tutorial", "reference/data-sets", "how-to/own-data", "how-to/own-network", "how-to/engines",
         "how-to/own-method", "how-to/pretrained",
         "how-to/compare", "how-to/many-clients", "how-to/export", "how-to/join", "how-to/tensorboard",
-        "how-to/deploy", "how-to/deploy-security",
+        "how-to/deploy", "how-to/deploy-operate", "how-to/deploy-security",
     }  # fmt: skip
     pages = [*DOCS.glob("*.md"), *HOW_TO.glob("*.md"), *(DOCS / "reference").glob("*.md")]
     with_commands = {str(page.relative_to(DOCS).with_suffix("")) for page in pages if blocks(page)}
