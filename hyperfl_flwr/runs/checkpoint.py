@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from hyperfl_flwr.core.atomic_files import leftovers
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.storage import read_arrays, stored_bytes, write_arrays
 from hyperfl_flwr.protocol.arrays import SharedArrays
@@ -63,8 +64,11 @@ class Checkpoints:
         """Write a checkpoint; it is on disk when this returns.
 
         Deletes older checkpoints except the last two, the best one by validation data, and the one at which the run's
-        last phase began. A run that is resumed with more rounds continues from the latter.
+        last phase began. A run that is resumed with more rounds continues from the latter. What a writer that was
+        killed has left is deleted, too.
         """
+        for unfinished in leftovers(self.directory, "round-*.npz"):  # of an earlier process: a folder has one writer
+            unfinished.unlink(missing_ok=True)
         write_arrays(self.path(progress.round), arrays, asdict(progress))  # before any older one is deleted
         for number in self.rounds()[:-KEPT]:
             if number not in (progress.last_phase_after, progress.best_round.get("aggregate")):

@@ -68,3 +68,11 @@ def test_a_file_that_is_no_checkpoint(tmp_path: Path, meta: dict[str, object]) -
     write_arrays(checkpoints.path(1), ARRAYS, meta)
     with pytest.raises(StateError, match="is not a checkpoint that this version of hyperfl-flwr can use"):
         checkpoints.load(1)
+
+
+def test_what_a_killed_writer_has_left_is_deleted(tmp_path: Path) -> None:
+    """Other files with a leading dot stay."""
+    for name in (".round-000003.npz.x7k2_a", ".lock"):
+        (tmp_path / name).write_bytes(b"unfinished")
+    Checkpoints(tmp_path).save(ARRAYS, progress(4))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "round-000004.npz"]
