@@ -80,7 +80,13 @@ class Checkpoints:
         Raises:
             StateError: If it is missing or damaged.
         """
-        arrays, meta = read_arrays(self.path(number))
+        try:
+            arrays, meta = read_arrays(self.path(number))
+        except StateError as error:
+            earlier = [other for other in self.rounds() if other < number]
+            if not earlier or not self.path(number).is_file():
+                raise
+            raise StateError(f"{error}; without the file the run would continue after round {earlier[-1]}") from error
         try:
             versions = {int(client): int(version) for client, version in meta.pop("versions").items()}
             progress = Progress(versions=versions, **meta)

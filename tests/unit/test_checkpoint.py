@@ -76,3 +76,14 @@ def test_what_a_killed_writer_has_left_is_deleted(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"unfinished")
     Checkpoints(tmp_path).save(ARRAYS, progress(4))
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "round-000004.npz"]
+
+
+def test_of_a_damaged_file_the_round_before_is_named(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for number in (3, 4):
+        checkpoints.save(ARRAYS, progress(number))
+        checkpoints.path(number).write_bytes(b"damaged")
+    with pytest.raises(StateError, match="start a new run; without the file the run would continue after round 3"):
+        checkpoints.load(4)
+    with pytest.raises(StateError, match="start a new run$"):
+        checkpoints.load(3)
