@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cell_settings import differences
-from experiments.finished import Finished, fewer_text, in_unit
+from experiments.finished import Finished, codes_of, fewer_text, in_unit
 from experiments.runner import StudyManifest, seeds_in
 from experiments.study import Cell, Study
 from experiments.study_axes import Expected, Line
@@ -146,9 +146,9 @@ def collect(
             continue
         problems += [f"{cell}: {text}" for text in [*differences(cell, manifest), *_other_data(cell, manifest, data)]]
         # A resumed cell may have been run by several commits.
-        commits.update(map(_commit, [manifest["code"], *(resume["code"] for resume in manifest["resumed"])]))
+        commits.update(map(_commit, codes_of(manifest)))
         runs.setdefault((cell.row, cell.column), []).append(Finished.read(cell.seed, path, manifest))
-        rounds.add(cell.config.num_rounds)
+        rounds.add(int(runs[cell.row, cell.column][-1].summary.get("rounds", cell.config.num_rounds)))
     if not runs:
         raise RunDirectoryError(f"{folder} holds no finished cell; run `hyperfl study {study.name}`")
     if not mix:
@@ -198,7 +198,7 @@ def _entries(
             paper=paper.get(pair),
             missing=row.why_missing(column) or reasons.get((row.run, column.run), "") or ("" if found else reason),
             is_best=pair in best,
-            error=of_pair[0].error(metric, unit) if study.standard_error and len(found) == 1 else float("nan"),
+            error=_error(metric, unit, of_pair) if study.standard_error and len(found) == 1 else float("nan"),
             scores={place: score for run in of_pair for place, score in run.scores(metric, unit).items()},
             no_scores=of_pair[0].no_scores(metric) if of_pair else "",
             divisions=[run.division for run in of_pair],
@@ -228,6 +228,11 @@ def _numbers(study: Study, row: Line, column: Line, runs: Sequence[Finished]) ->
         return [in_unit(value, unit) for value in known], NOT_KNOWN
     is_shown_only = (row.run, column.run) != (row.name, column.name)  # the runs need not have the number
     return [in_unit(value, unit) for value in known], "" if is_shown_only or not runs else NOT_MEASURED
+
+
+def _error(metric: str, unit: str, runs: Sequence[Finished]) -> float:
+    """Return the standard error of the number that only one of some runs has."""
+    return next(run.error(metric, unit) for run in runs if run.summary.get(metric) is not None)
 
 
 def _refuse_unknown(study: Study, summaries: Sequence[Mapping[str, Any]]) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 from experiments.restored import is_restored
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import REGRESSION
-from hyperfl_flwr.results.differences import Scores, scores_of
-from hyperfl_flwr.results.same_clients import Division, division_of
+from hyperfl_flwr.results.differences import Scores, Seeds, scores_of
+from hyperfl_flwr.results.same_clients import Division, division_of, namespace
 from hyperfl_flwr.runs.run_directory import has_secure_sums, settings_of
 from hyperfl_flwr.runs.summary import NOT_KNOWN, OF_SINGLE_CLIENTS
 
@@ -24,7 +24,8 @@ class Finished:
 
     Attributes:
         seed: The cell's seed.
-        data_seed: Seed of the data's division.
+        seeds: The run's seed, and that of the data's division.
+        namespace: What tells its clients from those of other runs, see `same_clients.namespace`.
         division: What determines the clients and their test data.
         summary: Contents of summary.json.
         has_secure_sums: Whether the numbers of single clients are not known.
@@ -33,7 +34,8 @@ class Finished:
     """
 
     seed: int
-    data_seed: Scalar
+    seeds: Seeds
+    namespace: Scalar
     division: Division
     summary: Mapping[str, Any]
     has_secure_sums: bool
@@ -46,7 +48,8 @@ class Finished:
         settings = settings_of(path)
         return cls(
             seed=seed,
-            data_seed=settings["data.seed"],
+            seeds=(seed, settings["data.seed"]),
+            namespace=namespace(settings),
             division={**division_of(settings, manifest), "data.seed": settings["data.seed"]},
             summary=json.loads((path / "summary.json").read_text()),
             has_secure_sums=has_secure_sums(manifest),
@@ -56,7 +59,7 @@ class Finished:
 
     def scores(self, metric: str, unit: str) -> Scores:
         """Return a number of each client that has one, in a unit."""
-        found = scores_of(self.summary, metric, self.seed, self.data_seed)
+        found = scores_of(self.summary, metric, self.seeds, self.namespace)
         return {place: in_unit(value, unit) for place, value in found.items()}
 
     def error(self, metric: str, unit: str) -> float:
@@ -69,7 +72,9 @@ class Finished:
         if not metric.startswith("test_"):
             return None
         kind = "_aggregate" * ("_aggregate" in metric)
-        names = [f"test_{score}{kind}_num_clients" for score in ("accuracy", REGRESSION.score)]
+        names = [f"{metric}_num_clients"] + [
+            f"test_{score}{kind}_num_clients" for score in ("accuracy", REGRESSION.score)
+        ]
         known = next((self.summary[name] for name in names if name in self.summary), None)
         return None if known is None else (known, self.summary["num_clients"])
 
@@ -78,6 +83,11 @@ class Finished:
         if f"{metric}_per_client".replace(REGRESSION.score, "accuracy") not in OF_SINGLE_CLIENTS:
             return NO_SCORES
         return NOT_KNOWN if self.has_secure_sums else NO_SCORES + " in this record" * self.is_restored
+
+
+def codes_of(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the versions of the code that have run a cell: that which began it, and those that have resumed it."""
+    return [manifest["code"], *(resume["code"] for resume in manifest.get("resumed", ()))]
 
 
 def fewer_text(counts: Sequence[tuple[int, int] | None]) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from experiments.finished import codes_of
 from experiments.records import Records, find_records, read_records, stale_cells
 from experiments.study import Study, load_study
 from experiments.study_axes import Line
@@ -158,7 +159,7 @@ def _source(study: Study, records: Records) -> str:
     manifests = [recorded["manifest"] for recorded in records.cells.values()]
     spans = [[datetime.fromisoformat(each[end]) for end in ("start", "end")] for each in manifests]
     seconds = sum((end - start).total_seconds() for start, end in spans)
-    commits = sorted({str(each["code"]["commit"])[:7] for each in manifests})
+    commits = sorted({str(code["commit"])[:7] for each in manifests for code in codes_of(each)})
     processors = sorted({each["hardware"]["processor"] for each in manifests})
     return (
         f"`hyperfl study {study.name}`; {len(manifests)} of {len(study.cells())} runs, {seconds / 60:.0f} minutes in "

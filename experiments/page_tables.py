@@ -12,6 +12,7 @@ from typing import Any
 
 from experiments.collect import Place, collect
 from experiments.figures.curves import draw
+from experiments.finished import codes_of
 from experiments.paired import pair
 from experiments.records import Records, find_records, manifest_of, read_records, restore, stale_cells
 from experiments.study import Study, load_study
@@ -285,7 +286,7 @@ def _with_interval(records: Records, cells: Sequence[tuple[str, str, int]], key:
 
 def _source(table: Table | GridTable, study: Study, records: Records, cells: Sequence[tuple[str, str, int]]) -> str:
     manifests = [records.cells[place]["manifest"] for place in cells]
-    commits = sorted({str(manifest["code"]["commit"])[:7] for manifest in manifests})
+    commits = sorted({str(code["commit"])[:7] for manifest in manifests for code in codes_of(manifest)})
     processors = ", ".join(sorted({manifest["hardware"]["processor"] for manifest in manifests}))
     changes = "".join(f" --set {key}={value}" for key, value in records.study_manifest.changes.items())
     methods = f" --methods {','.join(table.rows)}" if table.rows else ""

@@ -240,8 +240,8 @@ def _cells(collected: Collected, row: str, pairing: Pairing | None) -> list[str]
 def _cell(entry: Entry, interval: Interval | None, unit: str) -> str:
     ours = entry.missing or NOTHING
     if entry.values:
-        spread = "" if math.isnan(entry.spread) else f" ± {_number(entry.spread, unit, 1)}"
         digits = 1 if abs(entry.mean) >= 2 else 2
+        spread = "" if math.isnan(entry.spread) else f" ± {_number(entry.spread, unit, digits)}"
         others = f"; others {entry.missing}" if entry.missing else ""
         fewer = f"; {entry.fewer} clients" if entry.fewer else ""
         ours = f"{_number(entry.mean, unit, digits)}{spread} ({len(entry.values)}{others}{fewer})"

@@ -148,7 +148,13 @@ def _draw_curves(
         points = _final(cell, folder, number, setting, stale) if setting else _curve(cell, folder, number)
         panel = title_of(cell.config.dataset) if setting else headings[cell.column]
         if points:
-            curves.setdefault((cell.row, panel), {}).setdefault(cell.seed, {}).update(points)
+            of_seed = curves.setdefault((cell.row, panel), {}).setdefault(cell.seed, {})
+            if setting and (twice := of_seed.keys() & points):
+                raise RunDirectoryError(
+                    f"several columns of {panel} have {setting} {min(twice):g}: one point would replace another; "
+                    f"draw {number} without @{setting}, or a study with one of these columns"
+                )
+            of_seed.update(points)
     if not curves:
         raise RunDirectoryError(f"no run in {folder} has recorded {number}")
     titles = list(dict.fromkeys(panel for _, panel in curves))

@@ -1,6 +1,6 @@
 """Draw what privacy of whole clients costs: the accuracy against epsilon, with training alone as the line to beat."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -10,6 +10,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from experiments.figures.results import mean_of, new_figure, save_with_numbers, summaries_of
 from experiments.runner import StudyManifest
 from experiments.study import Cell, Study
+from experiments.study_file import Settings
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.methods import METHODS
 
@@ -18,6 +19,9 @@ NUMBERS = {"test_accuracy": "-", "test_accuracy_aggregate": "--"}
 
 SHADES, MARKERS = ("0", "0.45", "0.65"), ("o", "s", "^")
 """Shade and marker of each method."""
+
+NOISE = frozenset({"privacy.noise-multiplier", "privacy.unit", "privacy.noise"})
+"""Settings in which the points of a curve differ."""
 
 Point = tuple[float | None, float]
 """Epsilon, None without noise, and a number of summary.json."""
@@ -86,6 +90,7 @@ def _figure_of(number: int) -> tuple[Figure, Sequence[Axes]]:
 def _curves(cells: Sequence[Cell], folder: Path) -> dict[str, Curves]:
     """Return the curves of each column."""
     methods = {cell.row: cell.config.method for cell in cells}
+    _refuse_several(cells, methods)
     found: dict[str, Curves] = {}
     for (row, column), summaries in summaries_of(cells, folder).items():
         for number in NUMBERS:
@@ -94,6 +99,22 @@ def _curves(cells: Sequence[Cell], folder: Path) -> dict[str, Curves]:
                 point = (summaries[0]["privacy"]["epsilon"], mean)
                 found.setdefault(column, {}).setdefault((methods[row], number), []).append(point)
     return found
+
+
+def _refuse_several(cells: Sequence[Cell], methods: Mapping[str, str]) -> None:
+    """Refuse rows of one method that differ in more than the noise: they would be one curve."""
+    others: dict[tuple[str, str], dict[str, Settings]] = {}
+    for cell in cells:
+        kept = {key: value for key, value in cell.config.flat().items() if key not in NOISE | {"seed"}}
+        others.setdefault((methods[cell.row], cell.column), {})[cell.row] = kept
+    for (method, _), rows in others.items():
+        (first, before), *rest = rows.items()
+        for row, settings in rest:
+            if keys := [key for key, value in settings.items() if before.get(key) != value]:
+                raise RunDirectoryError(
+                    f"the rows {first} and {row} of {method} are no points of one curve, since they differ in "
+                    f"{', '.join(keys)}; draw a study without one of them"
+                )
 
 
 def _has_epsilon(curves: Curves) -> bool:

@@ -31,7 +31,8 @@ from hyperfl_flwr.runs.privacy_statement import statement_text
 from hyperfl_flwr.runs.resume import begun_rounds, refuse_other_nodes, resume_round
 from hyperfl_flwr.runs.run_data import RunData, refuse_changed_data
 from hyperfl_flwr.runs.run_directory import DEPLOYMENT, RunDirectory, new_run_name, read_manifest, refuse_used_directory
-from hyperfl_flwr.runs.summary import fall_text, majority_text, summarise, target_text
+from hyperfl_flwr.runs.summary import summarise
+from hyperfl_flwr.runs.summary_texts import fall_text, majority_text, target_text
 from hyperfl_flwr.server.federation import Federation, refuse_other_sources
 from hyperfl_flwr.server.membership import Announce, Roster
 from strategies.engine.context import SecureContext

@@ -159,7 +159,8 @@ class NodeKeys(Section):
     )
     check_rare: Check = setting("warn", "What to do about `max-rare`.")
     max_rare: Share = setting(
-        0.5, "Largest share of the active units of a layer that are active for at most one in 20 of the client's samples."
+        0.5,
+        "Largest share of the active units of a layer that are active for at most one in 20 of the client's samples.",
     )
     check_loss_jump: Check = setting("warn", "What to do about `max-loss-jump`.")
     max_loss_jump: NonNegativeFloat = setting(

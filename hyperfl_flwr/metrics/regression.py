@@ -39,7 +39,8 @@ class NumberScores(Scores):
             errors = ((self.predicted - self.labels) ** 2).sum(axis=0)
         spread = ((self.labels - self.labels.mean(axis=0)) ** 2).sum(axis=0) if self.total else errors
         found = np.where(errors == 0, 1.0, 0.0)
-        np.divide(spread - errors, spread, out=found, where=spread > 0)
+        differ = (self.labels != self.labels[:1]).any(axis=0)  # the mean of equal numbers may be rounded to another one
+        np.divide(spread - errors, spread, out=found, where=differ & (spread > 0))
         return np.where(np.isfinite(errors), found, -np.inf)
 
     @property

@@ -17,11 +17,12 @@ from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import Task, task_of
 from hyperfl_flwr.methods import METHODS, method_sections
-from hyperfl_flwr.results.differences import Client, Difference, Scores, Spread, numbers_of, scores_of
-from hyperfl_flwr.results.same_clients import differing, division_of, numbers_text
+from hyperfl_flwr.results.differences import Client, Difference, Scores, Seeds, Spread, numbers_of, scores_of
+from hyperfl_flwr.results.same_clients import differing, division_of, namespace, numbers_text
 from hyperfl_flwr.runs.run_directory import has_secure_sums, read_manifest, settings_of, with_num_nodes
 from hyperfl_flwr.runs.run_sources import method_of
-from hyperfl_flwr.runs.summary import fall_text, majority_text, summarise
+from hyperfl_flwr.runs.summary import summarise
+from hyperfl_flwr.runs.summary_texts import fall_text, majority_text
 from hyperfl_flwr.runs.validation import replaces_test_data
 
 LOCAL = "local"
@@ -237,10 +238,10 @@ def _numbers(runs: Sequence[Run], task: Task) -> dict[str, Spread]:
 
 def _scores(runs: Sequence[Run], task: Task) -> Scores:
     """Return each client's personalized score with each seed, the mean over the runs that have it."""
-    found: dict[tuple[Scalar, Client], list[float]] = {}
+    found: dict[tuple[Seeds, Client], list[float]] = {}
     for run in runs:
         seeds = run.settings["seed"], run.settings["data.seed"]
-        for place, score in scores_of(run.summary, task.key("test_accuracy"), *seeds).items():
+        for place, score in scores_of(run.summary, task.key("test_accuracy"), seeds, namespace(run.settings)).items():
             found.setdefault(place, []).append(score)
     return {place: statistics.fmean(scores) for place, scores in found.items()}
 
@@ -294,7 +295,6 @@ def _notes(groups: Sequence[Group], reference: Group) -> list[str]:
         notes.append(
             "Intervals of one seed, or between rows with different seeds, are over clients, and not over other seeds."
         )
-    commits = {str(run.manifest["code"]["commit"]) for run in runs}
-    if len(commits) > 1:
+    if len(commits := {str(run.manifest["code"]["commit"]) for run in runs}) > 1:
         notes.append(f"The runs are of {len(commits)} commits of this project.")
     return notes

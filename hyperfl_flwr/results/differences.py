@@ -13,14 +13,17 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import Task
 from hyperfl_flwr.metrics.intervals import Interval, of_crossed_means, of_weighted_mean
 
+Seeds = tuple[Scalar, Scalar]
+"""Seed of a run, and of the division of its data. Clients of one federation are trained together."""
+
 Client = tuple[Scalar, int]
-"""Seed of the data's division, and the client's number in it."""
+"""What tells clients with the same number in several runs apart, see `same_clients.namespace`, and the number."""
 
 EQUAL = 1e-5
 """Relative difference up to which means of two clients are equal: records have six digits of each number."""
 
-Scores = Mapping[tuple[Scalar, Client], float]
-"""Numbers of single clients, by the run's seed and the client."""
+Scores = Mapping[tuple[Seeds, Client], float]
+"""Numbers of single clients, by the run's seeds and the client."""
 
 
 def numbers_of(task: Task) -> list[str]:
@@ -54,17 +57,17 @@ class Spread:
         )
 
 
-def scores_of(summary: Mapping[str, Any], metric: str, seed: Scalar, data_seed: Scalar) -> Scores:
+def scores_of(summary: Mapping[str, Any], metric: str, seeds: Seeds, namespace: Scalar) -> Scores:
     """Return a number of each client of a run that has one; nothing if summary.json has no list of them.
 
     Args:
         summary: Contents of summary.json.
         metric: Name in it of the mean over the clients; the list is `METRIC_per_client`.
-        seed: The run's seed.
-        data_seed: Seed of the data's division.
+        seeds: The run's seeds.
+        namespace: The first part of its clients, see `same_clients.namespace`.
     """
     values = summary.get(f"{metric}_per_client") or ()
-    return {(seed, (data_seed, client)): value for client, value in enumerate(values) if value is not None}
+    return {(seeds, (namespace, client)): value for client, value in enumerate(values) if value is not None}
 
 
 def interval_of(scores: Scores) -> Interval | None:
@@ -99,9 +102,9 @@ def interval_over_clients(scores: Scores) -> Interval | None:
 class Difference:
     """Scores of a group's clients minus those of the same clients in the reference group.
 
-    If both groups have the same seeds, each pair is of one client and one seed, and the interval covers other clients
-    and other seeds (`of_crossed_means`). Otherwise a pair is of the client's means over the seeds of each group, and
-    the interval covers other clients only.
+    If both groups have the same seeds, each pair is of one client and one run's seeds, and the interval covers other
+    clients and other seeds, also of the data's division (`of_crossed_means`). Otherwise a pair is of the client's means
+    over the seeds of each group, and the interval covers other clients only.
 
     Attributes:
         mean: Mean over the pairs, in the unit of the scores.
@@ -124,7 +127,7 @@ class Difference:
     @classmethod
     def of(cls, ours: Scores, reference: Scores) -> "Difference | None":
         """Return the difference between two groups; None if they have no client in common."""
-        if {(seed, client[0]) for seed, client in ours} != {(seed, client[0]) for seed, client in reference}:
+        if {seeds for seeds, _ in ours} != {seeds for seeds, _ in reference}:
             ours, reference = means_over_seeds(ours), means_over_seeds(reference)
         found = {pair: score - reference[pair] for pair, score in ours.items() if pair in reference}
         if not found:
@@ -136,7 +139,7 @@ class Difference:
             low=low,
             high=high,
             clients=len(one),
-            seeds=len({seed for seed, _ in found}),
+            seeds=len({seeds for seeds, _ in found}),
             better=sum(_is_higher(score, other[client]) for client, score in one.items()),
             worse=sum(_is_higher(other[client], score) for client, score in one.items()),
         )
@@ -146,9 +149,9 @@ def _is_higher(one: float, other: float) -> bool:
     return one > other and not math.isclose(one, other, rel_tol=EQUAL)
 
 
-def means_over_seeds(scores: Scores) -> dict[tuple[Scalar, Client], float]:
+def means_over_seeds(scores: Scores) -> dict[tuple[Seeds, Client], float]:
     """Return each client's mean over the seeds, as of a single one."""
     found: dict[Client, list[float]] = {}
     for (_, client), score in scores.items():
         found.setdefault(client, []).append(score)
-    return {("", client): statistics.fmean(values) for client, values in found.items()}
+    return {(("", ""), client): statistics.fmean(values) for client, values in found.items()}

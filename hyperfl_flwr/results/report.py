@@ -44,8 +44,9 @@ from hyperfl_flwr.runs.run_directory import (
     trained_settings,
 )
 from hyperfl_flwr.runs.run_sources import method_of
-from hyperfl_flwr.runs.summary import NOT_KNOWN, fall_text, liars_text, majority_text, shares_text, summarise
-from hyperfl_flwr.runs.validation import replaces_test_data
+from hyperfl_flwr.runs.summary import NOT_KNOWN, summarise
+from hyperfl_flwr.runs.summary_texts import fall_text, liars_text, majority_text, secure_sums_text, shares_text
+from hyperfl_flwr.runs.validation import chooses_state, replaces_test_data
 
 MOST_FAILURES = 100
 """Largest number of failures that the report lists; a long run may have thousands, and all are in its folder."""
@@ -106,7 +107,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         fall=fall_text(summary),
         liars=liars_text(manifest),
         least_shares=shares_text(summary),
-        secure_sums=_secure_sums(manifest, summary) if has_secure_sums(manifest) else "",
+        secure_sums=secure_sums_text(manifest, summary) if has_secure_sums(manifest) else "",
         privacy=statement_text(summary["privacy"]),
         data=_described(data, task),
         networks=_networks(config),
@@ -119,6 +120,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         client_headers=_client_headers(task),
         each_client=list(_each_client(path, summary)),
         samples="validation" if replaces_test_data(manifest["settings"]) else "test",
+        chooses_state=summary["keep"] == "best" and chooses_state(manifest["settings"]),
         shared=", ".join(f"{name} ({reduction.value.replace('_', ' ')})" for name, reduction in reductions.items()),
         private=", ".join(client.kept_groups(config)),
         costs=list(_costs(summary)),
@@ -155,25 +157,6 @@ def _score_card(summary: Mapping[str, Any], name: str) -> tuple[str, str]:
     interval = f"; 95 % interval over clients: {score_interval_text(known, task)}" if known else ""
     value = summary[name]
     return "none" if value is None else task.text(value), f"mean of {counted(number, 'client')}{drawn}{interval}"
-
-
-def _secure_sums(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    """Describe the secure sums of a run: what the server has seen, threshold, nodes and seconds."""
-    known = {**manifest["settings"], **manifest.get("resolved", {})}
-    threshold, colluding = (plain(known[f"secagg.{name}"]) for name in ("threshold", "colluding"))
-    opening = summary["unmask_seconds_per_round"]
-    parts = [
-        "The server has opened sums over the clients of all nodes only, of parameters and of metrics.",
-        f"With {counted(summary['num_nodes'], 'node')} present, {threshold} had to answer to open a sum; at most "
-        f"{colluding} of them were assumed to collude with the server.",
-        "No sum was opened." if opening is None else f"UNMASK took {opening:.3f} s in a round (median).",
-        "Numbers of single clients are not known.",
-    ]
-    if summary["saturated"]:
-        parts.append(f"{summary['saturated']:,} values were beyond secagg.range, and were cut off there.")
-    if is_simulation(manifest):
-        parts.append("This was a simulation, which hides nothing: all nodes and the server ran on one machine.")
-    return " ".join(parts)
 
 
 def _described(data: RunData, task: Task) -> str:
@@ -257,8 +240,10 @@ def _figures(path: Path, summary: Mapping[str, Any]) -> list[tuple[str, Markup]]
     """Draw the run's main score and loss; returns (caption, figure) pairs."""
     drawn, task = run_panels(path), task_of(summary)
     if (of_clients := summary[task.key("test_accuracy_per_client")]) is not None:
-        last = f"personalized test {task.score_title} of each client after the last round"
-        drawn[last] = clients_figure(of_clients, task)
+        settings = read_manifest(path)["settings"]
+        samples = "validation" if replaces_test_data(settings) else "test"
+        of = "with the best model by validation data" if summary["keep"] == "best" else "after the last round"
+        drawn[f"personalized {samples} {task.score_title} of each client {of}"] = clients_figure(of_clients, task)
     return captioned(drawn)
 
 

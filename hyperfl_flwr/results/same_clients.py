@@ -31,6 +31,18 @@ def division_of(settings: Mapping[str, Scalar], manifest: Mapping[str, Any]) -> 
     return {**named, **chosen, "the data's description in manifest.json": manifest.get("data", NOT_KNOWN)}
 
 
+def namespace(settings: Mapping[str, Scalar]) -> Scalar:
+    """Return what tells a run's clients from those with equal numbers in other runs.
+
+    It is the seed of the data's division, unless the data name the clients, which are then the same for each seed.
+
+    Args:
+        settings: The run's settings.
+    """
+    is_named = settings["data.partition"] == "natural" and not settings["novel.clients"]
+    return "" if is_named else settings["data.seed"]
+
+
 def differing(divisions: Sequence[Division]) -> dict[str, list[object]]:
     """Return what differs between divisions, with the value of each; nothing if the clients are the same."""
     names = dict.fromkeys(name for division in divisions for name in division)

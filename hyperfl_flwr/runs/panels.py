@@ -9,6 +9,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from hyperfl_flwr.core.tasks import Task, task_of
 from hyperfl_flwr.runs.run_directory import Record, has_secure_sums
+from hyperfl_flwr.runs.validation import replaces_test_data
 
 BLUE, VERMILLION = "#0072b2", "#d55e00"
 COLOURS = (BLUE, VERMILLION, "#009e73", "#cc79a7")
@@ -40,6 +41,7 @@ class RunPanels:
     def __init__(self, manifest: Mapping[str, Any]) -> None:
         self._task, self._is_secure = task_of(manifest["settings"]), has_secure_sums(manifest)
         self._name = f"personalized_{self._task.score}"
+        self._samples = "validation" if replaces_test_data(manifest["settings"]) else "test"
 
     def of(self, records: Sequence[Record]) -> dict[str, Draw]:
         """Return the functions that draw the panels, by caption.
@@ -47,10 +49,10 @@ class RunPanels:
         With secure sums of few clients, no spread over the clients is known.
         """
         found: dict[str, Draw] = {
-            f"mean test {self._task.score_title} of the clients": self._draw_score,
+            f"mean {self._samples} {self._task.score_title} of the clients": self._draw_score,
             "mean training loss of the clients": self._draw_loss,
         }
-        spread = f"personalized test {self._task.score_title}"
+        spread = f"personalized {self._samples} {self._task.score_title}"
         if not self._is_secure:
             found[f"{spread}, spread over the clients"] = self._draw_spread
         elif any(self._deviation in record for record in records):

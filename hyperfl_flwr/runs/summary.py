@@ -2,17 +2,17 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from hyperfl_flwr.core.tasks import CLASSIFICATION, task_of
+from hyperfl_flwr.core.tasks import Task, task_of
 from hyperfl_flwr.metrics.intervals import Interval, of_mean
 from hyperfl_flwr.node.private_state import largest_state
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 from hyperfl_flwr.runs.cross_site import CrossSite
-from hyperfl_flwr.runs.kept_models import KeptModels
+from hyperfl_flwr.runs.kept_models import ClientNumbers, KeptModels
 from hyperfl_flwr.runs.novel_results import flat_means, read_novel
 from hyperfl_flwr.runs.privacy_statement import PrivacyStatement
 from hyperfl_flwr.runs.run_data import RunData
@@ -30,12 +30,6 @@ OF_SINGLE_CLIENTS = frozenset(
     }
 )  # fmt: skip
 """Numbers of a summary that are None in a run with secure sums; deviation and interval only in one of few clients."""
-
-FEWEST_SHARES = 5
-"""Number of nodes in the list of those that counted least in a robust reduction."""
-
-FALLEN = 0.01
-"""Least fall of a mean accuracy since its best round that is worth a warning, a share."""
 
 
 def summarise(path: Path) -> dict[str, Any]:
@@ -96,9 +90,11 @@ def summarise(path: Path) -> dict[str, Any]:
         "test_accuracy_aggregate_per_client": with_state.numbers(task.score) if with_state else None,
         "test_examples_per_client": clients.numbers("test_examples", of_kind=False) if clients else None,
         "test_accuracy_num_clients": own.num_clients,
-        "test_majority_share": rounds[-1].get("majority_share"),
+        "test_majority_share": _majority_share(clients, task),
         **{f"test_{name}": kept.means.get(f"{kept.kind}_{name}") for name in task.all_scores},
         **{f"test_{name}_aggregate": evaluation.get(f"aggregate_{name}") for name in task.all_scores},
+        **_fewer(clients, task, ""),
+        **_fewer(with_state, task, "_aggregate"),
         "global_test_accuracy": rounds[-1].get(f"personalized_global_{task.score}"),
         "global_test_accuracy_aggregate": evaluation.get(f"aggregate_global_{task.score}"),
         **_backdoor(kept),
@@ -136,6 +132,26 @@ def _backdoor(kept: KeptModels) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def _majority_share(clients: ClientNumbers | None, task: Task) -> float | None:
+    """Return the mean share of the most common class, over the clients that have a score; None if it is not known."""
+    if clients is None:
+        return None
+    pairs = zip(clients.numbers(task.score), clients.numbers("majority_share", of_kind=False), strict=True)
+    known = [share for score, share in pairs if score is not None and share is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _fewer(clients: ClientNumbers | None, task: Task, part: str) -> dict[str, int]:
+    """Return over how many clients the mean of a score is, if not all that have the main score have this one, too."""
+    if clients is None:
+        return {}
+    of_all, *others = (
+        sum(value is not None for value in clients.numbers(name)) for name in (task.score, *task.all_scores)
+    )
+    found = zip(task.all_scores, others, strict=True)
+    return {f"test_{name}{part}_num_clients": number for name, number in found if number < of_all}
+
+
 def _num_clients(records: Sequence[Record], evaluation: Record, name: str) -> int:
     """Return over how many clients the mean of an evaluation is; of all that finished if single ones are not known."""
     rows = [row for row in records if row["kind"] == "client-aggregate" and row["round"] == evaluation.get("round")]
@@ -146,70 +162,6 @@ def _error(record: Record, name: str) -> float | None:
     """Return the standard error of a record's mean over drawn clients; None if it has none."""
     error: float | None = record.get(f"{name}_sem")
     return error
-
-
-def majority_text(summary: Mapping[str, Any]) -> str:
-    """Return a warning if the models are no better than always saying a client's most common class; else nothing."""
-    task = task_of(summary)
-    accuracy, share = summary[task.key("test_accuracy")], summary.get("test_majority_share")
-    if accuracy is None or share is None or accuracy > share or share == 1:
-        return ""
-    said = "each client's most common class" if task is CLASSIFICATION else "what is most common at each client"
-    return (
-        f"the personalized accuracy, {100 * accuracy:.2f} %, is not above {100 * share:.2f} %, that of always saying "
-        f"{said}"
-    )
-
-
-def fall_text(summary: Mapping[str, Any]) -> str:
-    """Return a warning if the mean personalized score was higher in an earlier round; else nothing."""
-    task = task_of(summary)
-    best, last = (summary[task.key(name)] for name in ("best_accuracy", "test_accuracy"))
-    if best is None or last is None or best - last < FALLEN or summary["keep"] == "best":
-        return ""
-    return (
-        f"the mean personalized {task.score_title} was highest after round {summary['best_round']}, {task.text(best)}, "
-        f"and has fallen to {task.text(last)}; a smaller num-rounds or learning-rate may be better, or keep = best, "
-        f"which chooses the round on validation data (data.validation-fraction)"
-    )
-
-
-def liars_text(manifest: Mapping[str, Any]) -> str:
-    """Return which nodes of a simulation lied, and how; empty if none did.
-
-    Args:
-        manifest: Content of manifest.json.
-    """
-    settings = manifest["settings"]
-    if (attack := settings.get("adversary.attack", "none")) == "none":
-        return ""
-    given = settings["adversary.nodes"]
-    numbers = str(manifest.get("resolved", {}).get("adversary.nodes", "none") if given == "auto" else given)
-    return "" if numbers == "none" else f"{numbers.replace(',', ', ')} ({attack})"
-
-
-def shares_text(summary: Mapping[str, Any]) -> str:
-    """Return the nodes that counted least in a robust reduction, with their mean shares; empty if these are unknown."""
-    least = sorted(summary.get("node_shares", {}).items(), key=lambda item: float(item[1]))[:FEWEST_SHARES]
-    return ", ".join(f"node {node} ({share:.2g})" for node, share in least)
-
-
-def target_text(target: float, summary: Mapping[str, Any]) -> str:
-    """Describe when a run reached its target accuracy, in one line; empty without a target.
-
-    Args:
-        target: Setting `target-accuracy`.
-        summary: Content of summary.json.
-    """
-    if not target:
-        return ""
-    found = {"personalized": summary["rounds_to_target"], "aggregate": summary["rounds_to_target_aggregate"]}
-    task = task_of(summary)
-    shown = f"{100 * target:g} %" if task.has_shares else f"{target:g}"
-    return "; ".join(
-        f"{name} {task.score_title} reached {shown} in {'no round' if number is None else f'round {number}'}"
-        for name, number in found.items()
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

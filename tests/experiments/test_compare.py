@@ -17,6 +17,7 @@ from hyperfl_flwr.metrics.intervals import of_crossed_means
 from hyperfl_flwr.results.compare import Comparison, Group, compare
 from hyperfl_flwr.results.comparison_page import row_headers, rows_of, score_headers, score_rows, write_comparison
 from hyperfl_flwr.results.differences import Difference
+from hyperfl_flwr.results.same_clients import namespace
 
 
 def accuracies(*runs: Path) -> np.ndarray:
@@ -215,3 +216,21 @@ def test_a_difference_of_equal_clients_is_zero() -> None:
     found = Difference.of(same, same)
     assert found == Difference(mean=0.0, low=0.0, high=0.0, clients=3, seeds=1, better=0, worse=0)
     assert not math.isnan(found.mean)
+
+
+def test_federations_with_other_data_seeds_are_clusters() -> None:
+    """Clients of one federation are trained together: ten of them with equal differences are no ten observations."""
+    reference = {((0, data), (data, client)): 0.5 for data in (0, 1) for client in range(10)}
+    ours = {place: 0.5 + 0.1 * place[0][1] for place in reference}
+    found = Difference.of(ours, reference)
+    assert (found.clients, found.seeds, found.mean) == (20, 2, pytest.approx(0.05))
+    assert found.low < -0.05
+    assert found.high > 0.15
+
+
+def test_clients_that_the_data_name_are_the_same_with_each_seed() -> None:
+    """But for those that a seed of the data draws as novel ones, after which the others are numbered."""
+    settings = {"data.partition": "natural", "novel.clients": 0, "data.seed": 3}
+    assert namespace(settings) == namespace(settings | {"data.seed": 4})
+    for other in ({"data.partition": "iid"}, {"novel.clients": 2}):
+        assert namespace(settings | other) == 3

@@ -12,6 +12,7 @@ from experiments.collect import collect
 from experiments.figures import attackers
 from experiments.figures.accuracy_bytes import LABEL_HEIGHT, draw_panel
 from experiments.figures.curves import draw
+from experiments.figures.privacy_cost import draw_privacy_cost
 from experiments.figures.results import new_figure, save_with_numbers
 from experiments.records import find_records, read_records, restore
 from experiments.runner import StudyManifest
@@ -189,3 +190,43 @@ def test_each_game_has_its_own_mark_and_interval(tmp_path, monkeypatch):
     ]
     drawn = [tuple(segment[:, 0]) for segment in panel.containers[0][2][0].get_segments()]
     assert sorted(drawn) == sorted((low, high) for _, low, high in found.values())
+
+
+def test_the_caption_has_the_rounds_that_were_trained(quick_study, tmp_path):
+    """A run may end early; a deviation has as many digits as its mean."""
+    study, begun = load_study("personalized"), quick("personalized")
+    folder = shutil.copytree(quick_study(study.name), tmp_path / "study")
+    path, fedper = summary_of(folder, "fedper")
+    path.write_text(json.dumps(fedper | {"rounds": 7}))
+    collected = collect(study, begun, folder)
+    assert "; after 1 and 7 rounds;" in markdown(collected)
+    place = ("fedper", "fashion-mnist")
+    for values, text in (([0.448, 0.393], "0.42 ± 0.04 (2)"), ([44.8, 39.3], "42.0 ± 3.9 (2)")):
+        entry = dataclasses.replace(collected.entries[place], values=values, scores={}, paper=None)
+        changed = dataclasses.replace(collected, entries={**collected.entries, place: entry})
+        assert f"| FedPer | {text} |" in markdown(changed)
+
+
+def test_points_at_one_place_are_refused(quick_study, tmp_path):
+    """Two columns of one data set, in both of which the setting has the same value, would be one point."""
+    study, begun = load_study("priv-hfl-table-5"), quick("priv-hfl-table-5")
+    folder = shutil.copytree(quick_study(study.name), tmp_path / "study")
+    (final,) = folder.glob("fedavg/final")
+    shutil.copytree(final, final.with_name("near"))
+    kind = "rounds_to_target_aggregate@momentum"
+    assert draw(study, begun, folder, kind)
+    study = dataclasses.replace(study, quick_columns=[])
+    with pytest.raises(RunDirectoryError, match=r"several columns of digits have momentum 0\.5: one point would "):
+        draw(study, begun, folder, kind)
+
+
+def test_rows_that_differ_in_more_than_the_noise_are_no_curve(quick_study):
+    study, begun = load_study("client-privacy"), quick("client-privacy")
+    cells = study.cells(rows=["fedrep-0.015", "fedrep-0.05"], columns=["n20-r10"])
+    one, other = cells
+    config = other.config.model_copy(update={"privacy": other.config.privacy.model_copy(update={"clip_norm": 7.0})})
+    changed = [one, dataclasses.replace(other, config=config)]
+    with pytest.raises(RunDirectoryError, match=r"015 and fedrep-0\.05 of fedrep are no .*privacy\.clip-norm; draw"):
+        draw_privacy_cost(study, begun, changed, quick_study(study.name))
+    with pytest.raises(RunDirectoryError, match="no finished cell"):  # of these rows
+        draw_privacy_cost(study, begun, cells[:0], quick_study(study.name))

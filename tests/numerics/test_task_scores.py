@@ -157,3 +157,12 @@ def test_titles_and_names_of_scores_belong_together() -> None:
     assert REGRESSION.text(0.5) == "0.5000"
     assert REGRESSION.key("test_accuracy_worst") == "test_r2_worst"
     assert MULTI_LABEL.key("test_accuracy_worst") == "test_accuracy_worst"
+
+
+def test_a_target_with_one_value_has_no_spread() -> None:
+    """The mean of thirty times 0.1 is rounded to another number, by which nothing is divided."""
+    labels = np.full((30, 1), 0.1)
+    assert labels.mean(axis=0) != 0.1
+    found = NumberScores(labels=labels, predicted=labels + 0.01, loss=0.003)
+    assert found.determinations.tolist() == [0.0]
+    assert NumberScores(labels=labels, predicted=labels, loss=0.0).r2 == 1.0

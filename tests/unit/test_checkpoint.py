@@ -85,5 +85,5 @@ def test_of_a_damaged_file_the_round_before_is_named(tmp_path: Path) -> None:
         checkpoints.path(number).write_bytes(b"damaged")
     with pytest.raises(StateError, match="start a new run; without the file the run would continue after round 3"):
         checkpoints.load(4)
-    with pytest.raises(StateError, match="start a new run$"):
+    with pytest.raises(StateError, match=r"start a new run$"):
         checkpoints.load(3)

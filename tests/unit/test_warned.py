@@ -2,13 +2,15 @@
 
 import json
 import shutil
+import statistics
 from pathlib import Path
 
 from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.results.compare import compare
 from hyperfl_flwr.results.report import write_report
 from hyperfl_flwr.runs.run_directory import read_metrics
-from hyperfl_flwr.runs.summary import fall_text, majority_text, summarise
+from hyperfl_flwr.runs.summary import summarise
+from hyperfl_flwr.runs.summary_texts import fall_text, majority_text
 
 TEXT = "the personalized accuracy, 90.00 %, is not above 91.00 %, that of always saying each client's most common class"
 
@@ -57,6 +59,23 @@ def test_the_best_round_is_that_of_the_highest_mean(federate: Federate) -> None:
     assert (summary["best_round"], summary["best_accuracy"]) == (2, 0.99)
     assert "Training has got worse" in write_report(run).read_text()
     assert any("was highest after round 2, 99.00 %" in note for note in compare([run, federate("local")]).notes)
+
+
+def test_what_an_accuracy_is_worth_is_of_the_clients_that_it_is_of(federate: Federate) -> None:
+    """With keep = best these are the kept models', and not those of the last round."""
+    run = federate("fedavg", num_rounds=3)
+    lines = [
+        {key: value for key, value in row.items() if key != "personalized_auc"} | {"majority_share": 0.25}
+        if (row["kind"], row["round"], row.get("client")) == ("client", 3, 0)
+        else row
+        for row in read_metrics(run)
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    clients = [row for row in lines if (row["kind"], row["round"]) == ("client", 3)]
+    summary = summarise(run)
+    assert summary["test_majority_share"] == statistics.fmean(row["majority_share"] for row in clients)
+    assert summary["test_auc_num_clients"] == len(clients) - 1
+    assert "test_auc_aggregate_num_clients" not in summary
 
 
 def test_runs_with_the_same_name_are_told_apart(federate: Federate, tmp_path: Path) -> None:
