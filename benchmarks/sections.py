@@ -12,6 +12,7 @@ from benchmarks.deployed_load import Load, measure_load
 from benchmarks.deployed_round import DeployedRounds, DeployedWork, measure_deployed
 from benchmarks.first_round import ENGINES, Beginning, measure_beginning
 from benchmarks.measure import Note, measure_private, measure_secure, measure_secure_rounds, measure_transport
+from benchmarks.method_rounds import MethodRounds, measure_methods, method_tables
 from benchmarks.private_steps import PrivateSteps
 from benchmarks.quickstart import QuickstartRun, measure_quickstart, quickstart_tables
 from benchmarks.rounds import SLOW_ROUNDS, ClientRounds, FederatedRounds, measure_clients, measure_federations
@@ -19,6 +20,7 @@ from benchmarks.secure_sums import SecureSums
 from benchmarks.tables import Target
 from benchmarks.transport import Step
 from benchmarks.workload import Workload
+from hyperfl_flwr.methods import METHODS
 
 SMALL, LARGE = (1, 28, 28), (3, 32, 32)
 """Image shapes of HyperFL's experiments."""
@@ -29,6 +31,11 @@ CLIENT_WORK = (
     Workload(method="hyperfl", shape=LARGE),
 )
 FEDERATED_WORK = (Workload(method="hyperfl", shape=SMALL), Workload(method="hyperfl", shape=LARGE))
+
+METHOD_WORK = Workload(method="fedavg", shape=SMALL, clients=2)
+
+QUICK_METHODS = ("fedavg", "hyperfl", "pfedhn")
+"""Methods whose rounds are measured with small workloads."""
 
 PRIVATE_WORK = (
     ("cnn", Workload(method="fedavg", shape=SMALL)),
@@ -115,6 +122,11 @@ def _federations(sizes: Sizes, note: Note) -> list[FederatedRounds]:
     return [measure_federations(sizes.of(work), sizes.rounds, note) for work in FEDERATED_WORK]
 
 
+def _methods(sizes: Sizes, note: Note) -> MethodRounds:
+    methods = QUICK_METHODS if sizes.is_quick else tuple(METHODS)
+    return measure_methods(sizes.of(METHOD_WORK), methods, note)
+
+
 def _transport(sizes: Sizes, note: Note) -> list[Step]:
     note("transport")
     return measure_transport(sizes.of(FEDERATED_WORK[0]))
@@ -194,6 +206,7 @@ SECTIONS: Mapping[str, Section] = {
         targets=tables.federated_targets,
         options=("rounds",),
     ),
+    "method-rounds": Section(kind=TypeAdapter(MethodRounds), measure=_methods, tables=method_tables),
     "deployed-rounds": Section(
         kind=TypeAdapter(list[DeployedRounds]),
         measure=_deployed_rounds,

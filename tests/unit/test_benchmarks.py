@@ -78,6 +78,9 @@ def test_a_record_gives_the_tables_of_what_was_measured(monkeypatch):
             rounds=[measure.measure_secure_rounds(three, 2, lambda _: None)],
         ),
         "noisy-steps": [measure.measure_private(work, "lenet", 1, lambda _: None)],
+        "method-rounds": importlib.import_module("benchmarks.method_rounds").measure_methods(
+            work, ("fedavg", "pfedhn"), lambda _: None
+        ),
     }
     shown = {}
     for name, measured in found.items():
@@ -92,6 +95,9 @@ def test_a_record_gives_the_tables_of_what_was_measured(monkeypatch):
         assert shown["client-rounds"].count(f"| {variant.name} |") == (variant in rounds.CLIENT_VARIANTS)
     assert "| hyperfl-frozen | 3 | " in shown["secure-sums"]
     assert "| lenet | 1x28x28 | " in shown["noisy-steps"]
+    assert re.findall(r"^\| `(\S+)` \|", shown["method-rounds"], re.MULTILINE) == ["fedavg", "pfedhn"]
+    fedavg, pfedhn = found["method-rounds"].rounds
+    assert min(fedavg.cpu, fedavg.ratio, pfedhn.private) > 0
 
 
 def test_the_network_of_many_arrays():
