@@ -11,10 +11,12 @@ from benchmarks import tables
 from benchmarks.deployed_load import Load, measure_load
 from benchmarks.deployed_round import DeployedRounds, DeployedWork, measure_deployed
 from benchmarks.first_round import ENGINES, Beginning, measure_beginning
+from benchmarks.many_clients import Case, ManyClients, many_tables, measure_cases
 from benchmarks.measure import Note, measure_private, measure_secure, measure_secure_rounds, measure_transport
 from benchmarks.method_rounds import MethodRounds, measure_methods, method_tables
 from benchmarks.private_steps import PrivateSteps
 from benchmarks.quickstart import QuickstartRun, measure_quickstart, quickstart_tables
+from benchmarks.robust_rules import RobustRules, measure_rules, rule_tables
 from benchmarks.rounds import SLOW_ROUNDS, ClientRounds, FederatedRounds, measure_clients, measure_federations
 from benchmarks.secure_sums import SecureSums
 from benchmarks.tables import Target
@@ -36,6 +38,18 @@ METHOD_WORK = Workload(method="fedavg", shape=SMALL, clients=2)
 
 QUICK_METHODS = ("fedavg", "hyperfl", "pfedhn")
 """Methods whose rounds are measured with small workloads."""
+
+ROBUST_WORK, ROBUST_NODES = Workload(method="hyperfl", shape=SMALL), 20
+
+MANY_CLIENTS = tuple(
+    Case(method=method, clients=10_000, engine=engine, end=end)
+    for method, engine, end in (
+        ("fedavg", "in-process", "all"),
+        ("fedavg", "in-process", "drawn"),
+        ("hyperfl", "in-process", "drawn"),
+        ("fedavg", "ray", "drawn"),
+    )
+)
 
 PRIVATE_WORK = (
     ("cnn", Workload(method="fedavg", shape=SMALL)),
@@ -127,6 +141,16 @@ def _methods(sizes: Sizes, note: Note) -> MethodRounds:
     return measure_methods(sizes.of(METHOD_WORK), methods, note)
 
 
+def _robust_rules(sizes: Sizes, note: Note) -> RobustRules:
+    work, nodes = (METHOD_WORK, 5) if sizes.is_quick else (ROBUST_WORK, ROBUST_NODES)
+    return measure_rules(work, nodes, sizes.repetitions, note)
+
+
+def _many_clients(sizes: Sizes, note: Note) -> list[ManyClients]:
+    cases = [dataclasses.replace(MANY_CLIENTS[1], clients=100)] if sizes.is_quick else MANY_CLIENTS
+    return measure_cases(cases, note)
+
+
 def _transport(sizes: Sizes, note: Note) -> list[Step]:
     note("transport")
     return measure_transport(sizes.of(FEDERATED_WORK[0]))
@@ -207,6 +231,10 @@ SECTIONS: Mapping[str, Section] = {
         options=("rounds",),
     ),
     "method-rounds": Section(kind=TypeAdapter(MethodRounds), measure=_methods, tables=method_tables),
+    "robust-rules": Section(
+        kind=TypeAdapter(RobustRules), measure=_robust_rules, tables=rule_tables, options=("repetitions",)
+    ),
+    "many-clients": Section(kind=TypeAdapter(list[ManyClients]), measure=_many_clients, tables=many_tables),
     "deployed-rounds": Section(
         kind=TypeAdapter(list[DeployedRounds]),
         measure=_deployed_rounds,

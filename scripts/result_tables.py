@@ -1,6 +1,6 @@
 """What each page and picture of the documentation shows of the records; `scripts/generate_results.py` writes it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,7 +10,6 @@ from benchmarks.tables import target_table
 from experiments.matrix import WHAT_TO_CHOOSE, Matrix
 from experiments.page_tables import (
     Figure,
-    GridTable,
     Table,
     in_mb,
     in_percent,
@@ -20,6 +19,7 @@ from experiments.page_tables import (
     two_digits,
 )
 from scripts.computed_tables import Convergence, DualCosts, Thresholds
+from scripts.rate_tables import RATES_ON_DIGITS, rates_on
 
 
 class Generated(Protocol):
@@ -144,38 +144,6 @@ TABLE_1 = Table(
 
 SECONDS = {"seconds per round": ("seconds_per_round", one_digit)}
 
-RATES_ON_DIGITS = {
-    "apfl": ("apfl", "fedavg", "local"),
-    "ditto": ("ditto", "ditto-1", "fedavg"),
-    "fedakd": ("fedakd", "local"),
-    "fedala": ("fedala", "fedavg"),
-    "feddf": ("feddf", "fedavg"),
-    "feddyn": ("feddyn", "fedavg"),
-    "fedftg": ("fedftg", "fedavg"),
-    "fedgen": ("fedgen", "fedavg"),
-    "fedper": ("fedper", "fedrep"),
-    "fedprox": ("fedprox", "fedavg"),
-    "fedrod": ("fedrod", "fedavg"),
-    "knn-per": ("knn-per", "knn-per-neighbours", "knn-per-chosen", "fedavg"),
-    "lg-fedavg": ("lg-fedavg", "local"),
-    "moon": ("moon", "fedavg"),
-    "per-fedavg": ("per-fedavg", "per-fedavg-alpha", "per-fedavg-hf", "fedavg"),
-    "pfedme": ("pfedme", "fedavg"),
-    "prifedsync": ("prifedsync", "fedavg"),
-    "scaffold": ("scaffold", "fedavg"),
-    "srr-fl": ("srr-fl", "fedavg"),
-}
-"""Rows of the study `tuning` on the pages of methods."""
-
-
-def rates_on_digits(rows: Sequence[str] = ()) -> GridTable:
-    """Return the table of accuracies at each learning rate; without rows, of all methods."""
-    return GridTable(
-        records="tuning", column="digits", setting="learning-rate", number="test_accuracy",
-        second="test_accuracy_aggregate", rows=rows,
-    )  # fmt: skip
-
-
 FEDGEN = {
     f"fedgen-mnist-{column}": Table(
         records="fedgen-mnist", column=column, numbers=GLOBAL, paper="FedGen's Table 1, three seeds"
@@ -183,7 +151,7 @@ FEDGEN = {
     for column in ("alpha-1", "alpha-0.1")
 }
 
-ELSEWHERE = ("quickstart", "noisy-steps", "secure-sums")
+ELSEWHERE = ("quickstart", "noisy-steps", "secure-sums", "robust-rules", "many-clients")
 """Sections of the benchmark that other pages show than the one on performance."""
 
 TABLES: Mapping[str, Mapping[str, Generated]] = {
@@ -193,7 +161,7 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
     },
     "results/index.md": {
         "table-1-fashion-mnist-20": TABLE_1,
-        "tuning-digits": rates_on_digits(),
+        "tuning-digits": rates_on("digits"),
         "quickstart": Measured(section="quickstart"),
     },
     "results/personalized.md": {
@@ -202,7 +170,7 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
         ),
     },
     **{
-        f"methods/{name}.md": {"rates-on-digits": rates_on_digits(rows), **(FEDGEN if name == "fedgen" else {})}
+        f"methods/{name}.md": {"rates-on-digits": rates_on("digits", rows), **(FEDGEN if name == "fedgen" else {})}
         for name, rows in RATES_ON_DIGITS.items()
     },
     "methods/priv-hfl.md": {
@@ -220,6 +188,8 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
             amount="client_state_bytes", forms={"mean": "mean", "chain": "chain", "as printed": "dense"}
         ),
     },
+    "privacy/robust-reductions.md": {"robust-rules": Measured(section="robust-rules")},
+    "how-to/many-clients.md": {"many-clients": Measured(section="many-clients")},
     "privacy/secure-sums.md": {"thresholds": Thresholds(), "secure-sums": Measured(section="secure-sums")},
     "privacy/differential-privacy.md": {
         "noisy-steps": Measured(section="noisy-steps"),

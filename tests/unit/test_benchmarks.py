@@ -7,7 +7,6 @@ import os
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -189,7 +188,7 @@ def test_costs_of_secure_sums():
     secure_sums = importlib.import_module("benchmarks.secure_sums")
     workload, work = tiny("hyperfl-frozen", (1, 28, 28))
     cost = secure_sums.measure_secure_sums(work, 4)
-    assert (cost.nodes, cost.parameters, cost.missing) == (4, 115_776, 0)
+    assert (cost.nodes, cost.parameters, cost.missing) == (4, 117_066, 0)
     plain = pack_arrays(workload.initial_arrays(work)).count_bytes()
     assert 0 < round(cost.up * plain) - 4 * cost.parameters - 4 * 144 - cost.answer < 500
     assert 0 < cost.answer < cost.question
@@ -227,19 +226,22 @@ def test_the_parts_of_a_deployed_round():
 def test_costs_of_many_clients():
     """A run of forty clients has private state of those that a round has drawn, and all of its phases take time."""
     many_clients = importlib.import_module("benchmarks.many_clients")
-    cost = many_clients.measure(many_clients.Case(method="hyperfl", clients=40, engine="in-process", end="drawn"))
+    case = many_clients.Case(method="hyperfl", clients=40, engine="in-process", end="drawn")
+    cost = many_clients.measure(case)
     assert min(cost.start, cost.round, cost.last, cost.evaluation, cost.rest) > 0
     assert 30 < cost.entries <= 41  # with the record of what uploads release
     assert cost.state > 30 * 43_600 * 4  # the generated weights
     assert cost.manifest < 100_000
+    (shown,) = many_clients.many_tables([many_clients.ManyClients(case=case, cost=cost)])
+    assert "| `hyperfl` | in-process | drawn | " in shown
 
 
-def test_the_robust_rules_are_measured(capsys):
+def test_the_robust_rules_are_measured():
     """Five nodes with FedAvg's model: a row for each rule, which allocates at least its result."""
     robust_rules = importlib.import_module("benchmarks.robust_rules")
-    robust_rules.main(["--nodes", "5", "--method", "fedavg"])
-    head, *table = capsys.readouterr().out.splitlines()
-    assert head.startswith("5 nodes with ")
-    assert [line.split()[1] for line in table[3:]] == list(robust_rules.RULES)
-    sent = {"a": np.zeros(1000, np.float32)}
-    assert robust_rules.measured("median", sent, robust_rules.drawn_nodes(sent, 3))[1] >= 4000
+    _, work = tiny("fedavg", (1, 28, 28))
+    found = robust_rules.measure_rules(work, 5, 1, lambda _: None)
+    head, table = robust_rules.rule_tables(found)
+    assert head.startswith("5 nodes with 117,066 parameters")
+    assert re.findall(r"^\| `(\S+)` \|", table, re.MULTILINE) == list(robust_rules.RULES)
+    assert min(cost.memory for cost in found.costs) >= 4 * 117_066
