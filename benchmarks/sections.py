@@ -36,6 +36,9 @@ FEDERATED_WORK = (Workload(method="hyperfl", shape=SMALL), Workload(method="hype
 
 METHOD_WORK = Workload(method="fedavg", shape=SMALL, clients=2)
 
+OTHER_TARGETS = frozenset({"fedbn"})
+"""Methods that need another target network than the workload's."""
+
 QUICK_METHODS = ("fedavg", "hyperfl", "pfedhn")
 """Methods whose rounds are measured with small workloads."""
 
@@ -137,7 +140,7 @@ def _federations(sizes: Sizes, note: Note) -> list[FederatedRounds]:
 
 
 def _methods(sizes: Sizes, note: Note) -> MethodRounds:
-    methods = QUICK_METHODS if sizes.is_quick else tuple(METHODS)
+    methods = QUICK_METHODS if sizes.is_quick else tuple(name for name in METHODS if name not in OTHER_TARGETS)
     return measure_methods(sizes.of(METHOD_WORK), methods, note)
 
 

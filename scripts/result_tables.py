@@ -120,6 +120,12 @@ LOSS_THRESHOLD = {heading: (f"interval:{who}_loss_auc", three_digits) for headin
 
 GLOBAL = {"last global model": ("global_test_accuracy_aggregate", in_percent)}
 
+OF_ALL_CLASSES = {
+    "global or mean model": ("global_test_accuracy_aggregate", in_percent),
+    "clients', all data": ("global_test_accuracy", in_percent),
+    "clients', own data": ("test_accuracy", in_percent),
+}
+
 PERSONALIZED = {
     "personalized": ("test_accuracy", in_percent),
     "worst tenth": ("test_accuracy_worst_decile", in_percent),
@@ -174,6 +180,7 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
         for name, rows in RATES_ON_DIGITS.items()
     },
     "methods/priv-hfl.md": {
+        "priv-hfl-table-3": Table(records="priv-hfl-table-3", column="mnist", numbers=OF_ALL_CLASSES, paper="paper"),
         "convergence": Convergence(),
         "bytes-sent": DualCosts(
             amount="bytes_up_per_client_round",
