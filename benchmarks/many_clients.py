@@ -1,9 +1,10 @@
-"""Measure runs of many clients with tiny data.
+"""Measure runs of many clients with tiny data: `python -m benchmarks.many_clients`, which prints a table.
 
 Each run is a separate process, so that its memory is its own. With the in-process engine, CPU seconds of each phase are
 measured, which other programs on the machine hardly change; on Ray, only wall times are.
 """
 
+import argparse
 import json
 import statistics
 import subprocess
@@ -18,8 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.markdown import table
-from benchmarks.measure import Note
 from benchmarks.workload import NUM_NODES, TimedGrid
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.run_config import RunConfig
@@ -157,49 +156,45 @@ def _cost(path: Path, times: Sequence[float]) -> Cost:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ManyClients:
-    """A run of many clients, and what it has cost."""
-
-    case: Case
-    cost: Cost
-
-
-def measure_cases(cases: Sequence[Case], note: Note = print) -> list[ManyClients]:
-    """Measure cases, each in a process of its own."""
-    found = []
-    for case in cases:
-        note(f"many clients: {case.method}, {case.clients:,}, {case.engine}, {case.end}")
-        words = [sys.executable, "-m", "benchmarks.many_clients", json.dumps(asdict(case))]
-        done = subprocess.run(words, env=training_environment(), stdout=subprocess.PIPE, check=True)
-        found.append(ManyClients(case=case, cost=Cost(**json.loads(done.stdout.splitlines()[-1]))))
-    return found
-
-
-def many_tables(found: Sequence[ManyClients]) -> list[str]:
-    """Return the table of runs of many clients."""
-    rows = [
-        (
-            f"`{one.case.method}`",
-            one.case.engine,
-            one.case.end,
-            f"{one.cost.start:.1f}",
-            f"{one.cost.round:.2f}",
-            f"{one.cost.last:.1f}",
-            f"{one.cost.evaluation:.1f}",
-            f"{one.cost.memory / 1e6:,.0f}",
-            f"{one.cost.state / 1e6:.1f}",
-            f"{one.cost.manifest / 1e3:,.0f}",
-        )
-        for one in found
+def rows_of(cases: Sequence[Case]) -> list[str]:
+    """Measure cases, each in a process of its own; returns the lines of a table."""
+    lines = [
+        "| method | clients | engine | end | start s | round s | last round s | evaluation s | rest s | memory MB | "
+        "state MB | largest folder | manifest kB |",
+        "|---|---:|---|---|" + "---:|" * 9,
     ]
-    names = ["method", "engine", "end", "start s", "round s", "last round s", "evaluation s", "memory MB", "state MB"]
-    return [table([*names, "manifest kB"], rows, "lllrrrrrrr")]
+    for case in cases:
+        words = [sys.executable, "-m", "benchmarks.many_clients", "--one", json.dumps(asdict(case))]
+        done = subprocess.run(words, env=training_environment(), stdout=subprocess.PIPE, check=True)
+        cost = Cost(**json.loads(done.stdout.splitlines()[-1]))
+        lines.append(
+            f"| {case.method} | {case.clients:,} | {case.engine} | {case.end} | {cost.start:.1f} | {cost.round:.2f} | "
+            f"{cost.last:.1f} | {cost.evaluation:.1f} | {cost.rest:.1f} | {cost.memory / 1e6:.0f} | "
+            f"{cost.state / 1e6:.1f} | {cost.entries:,} | {cost.manifest / 1e3:.0f} |"
+        )
+        print(lines[-1], file=sys.stderr, flush=True)
+    return lines
 
 
 def main() -> None:
-    """Measure the case of the first argument, in JSON, and print what it has cost."""
-    print(json.dumps(asdict(measure(Case(**json.loads(sys.argv[1]))))))
+    """Parse the command line, measure, and print the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.many_clients", description=__doc__)
+    parser.add_argument("--clients", type=int, default=10_000, help="number of clients (default: 10,000)")
+    parser.add_argument("--methods", default="fedavg,hyperfl", help="methods, with commas between them")
+    parser.add_argument("--engines", default="in-process,ray", help="engines, with commas between them")
+    parser.add_argument("--ends", default=",".join(ENDS), help="all, drawn, or both")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(asdict(measure(Case(**json.loads(options.one))))))
+        return
+    cases = [
+        Case(method=method, clients=options.clients, engine=engine, end=end)
+        for method in options.methods.split(",")
+        for engine in options.engines.split(",")
+        for end in options.ends.split(",")
+    ]
+    print("\n".join(rows_of(cases)))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from benchmarks import tables
 from benchmarks.deployed_load import Load, measure_load
 from benchmarks.deployed_round import DeployedRounds, DeployedWork, measure_deployed
 from benchmarks.first_round import ENGINES, Beginning, measure_beginning
-from benchmarks.many_clients import Case, ManyClients, many_tables, measure_cases
 from benchmarks.measure import Note, measure_private, measure_secure, measure_secure_rounds, measure_transport
 from benchmarks.method_rounds import MethodRounds, measure_methods, method_tables
 from benchmarks.private_steps import PrivateSteps
@@ -43,16 +42,6 @@ QUICK_METHODS = ("fedavg", "hyperfl", "pfedhn")
 """Methods whose rounds are measured with small workloads."""
 
 ROBUST_WORK, ROBUST_NODES = Workload(method="hyperfl", shape=SMALL), 20
-
-MANY_CLIENTS = tuple(
-    Case(method=method, clients=10_000, engine=engine, end=end)
-    for method, engine, end in (
-        ("fedavg", "in-process", "all"),
-        ("fedavg", "in-process", "drawn"),
-        ("hyperfl", "in-process", "drawn"),
-        ("fedavg", "ray", "drawn"),
-    )
-)
 
 PRIVATE_WORK = (
     ("cnn", Workload(method="fedavg", shape=SMALL)),
@@ -149,11 +138,6 @@ def _robust_rules(sizes: Sizes, note: Note) -> RobustRules:
     return measure_rules(work, nodes, sizes.repetitions, note)
 
 
-def _many_clients(sizes: Sizes, note: Note) -> list[ManyClients]:
-    cases = [dataclasses.replace(MANY_CLIENTS[1], clients=100)] if sizes.is_quick else MANY_CLIENTS
-    return measure_cases(cases, note)
-
-
 def _transport(sizes: Sizes, note: Note) -> list[Step]:
     note("transport")
     return measure_transport(sizes.of(FEDERATED_WORK[0]))
@@ -237,7 +221,6 @@ SECTIONS: Mapping[str, Section] = {
     "robust-rules": Section(
         kind=TypeAdapter(RobustRules), measure=_robust_rules, tables=rule_tables, options=("repetitions",)
     ),
-    "many-clients": Section(kind=TypeAdapter(list[ManyClients]), measure=_many_clients, tables=many_tables),
     "deployed-rounds": Section(
         kind=TypeAdapter(list[DeployedRounds]),
         measure=_deployed_rounds,

@@ -157,7 +157,7 @@ FEDGEN = {
     for column in ("alpha-1", "alpha-0.1")
 }
 
-ELSEWHERE = ("quickstart", "noisy-steps", "secure-sums", "robust-rules", "many-clients")
+ELSEWHERE = ("quickstart", "noisy-steps", "secure-sums", "robust-rules")
 """Sections of the benchmark that other pages show than the one on performance."""
 
 TABLES: Mapping[str, Mapping[str, Generated]] = {
@@ -196,7 +196,6 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
         ),
     },
     "privacy/robust-reductions.md": {"robust-rules": Measured(section="robust-rules")},
-    "how-to/many-clients.md": {"many-clients": Measured(section="many-clients")},
     "privacy/secure-sums.md": {"thresholds": Thresholds(), "secure-sums": Measured(section="secure-sums")},
     "privacy/differential-privacy.md": {
         "noisy-steps": Measured(section="noisy-steps"),
