@@ -234,3 +234,17 @@ def test_clients_that_the_data_name_are_the_same_with_each_seed() -> None:
     assert namespace(settings) == namespace(settings | {"data.seed": 4})
     for other in ({"data.partition": "iid"}, {"novel.clients": 2}):
         assert namespace(settings | other) == 3
+
+
+@pytest.mark.parametrize(("partition", "counted"), [("iid", 2), ("natural", 1)])
+def test_clients_are_counted_once_for_each_division(partition: str, counted: int, federate: Federate) -> None:
+    """Two runs of each method, which divide the data anew; the manifests of the same runs are made to name clients."""
+    changes = [{"data.seed": seed, "data.partition": "iid"} for seed in (0, 1)]
+    runs = [federate(method, **change) for method in ("local", "fedavg") for change in changes]
+    for run in runs:
+        manifest = json.loads((run / "manifest.json").read_text())
+        manifest["settings"]["data.partition"] = partition
+        (run / "manifest.json").write_text(json.dumps(manifest))
+    difference = compare(runs).groups[1].difference
+    assert difference is not None
+    assert (difference.clients, difference.seeds) == (counted * manifest["settings"]["num-clients"], 2)

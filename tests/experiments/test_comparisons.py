@@ -220,13 +220,14 @@ def test_points_at_one_place_are_refused(quick_study, tmp_path):
         draw(study, begun, folder, kind)
 
 
-def test_rows_that_differ_in_more_than_the_noise_are_no_curve(quick_study):
-    study, begun = load_study("client-privacy"), quick("client-privacy")
-    cells = study.cells(rows=["fedrep-0.015", "fedrep-0.05"], columns=["n20-r10"])
-    one, other = cells
-    config = other.config.model_copy(update={"privacy": other.config.privacy.model_copy(update={"clip_norm": 7.0})})
-    changed = [one, dataclasses.replace(other, config=config)]
+def test_rows_that_differ_in_more_than_the_noise_are_no_curve(tmp_path):
+    study, records = load_study("client-privacy"), read_records(find_records("client-privacy"))
+    restore(study, records, tmp_path, with_stale=True)
+    one, other = cells = study.cells(rows=["fedrep-0.015", "fedrep-0.05"], columns=["n20-r10"])
+    (picture,) = draw_privacy_cost(study, records.study_manifest, cells, tmp_path)
+    with picture.with_suffix(".csv").open(newline="") as stream:
+        assert {line["method"] for line in csv.DictReader(stream)} == {"fedrep"}
+    privacy = other.config.privacy.model_copy(update={"clip_norm": 7.0})
+    changed = dataclasses.replace(other, config=other.config.model_copy(update={"privacy": privacy}))
     with pytest.raises(RunDirectoryError, match=r"015 and fedrep-0\.05 of fedrep are no .*privacy\.clip-norm; draw"):
-        draw_privacy_cost(study, begun, changed, quick_study(study.name))
-    with pytest.raises(RunDirectoryError, match="no finished cell"):  # of these rows
-        draw_privacy_cost(study, begun, cells[:0], quick_study(study.name))
+        draw_privacy_cost(study, records.study_manifest, [one, changed], tmp_path)
