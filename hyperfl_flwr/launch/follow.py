@@ -21,6 +21,12 @@ from hyperfl_flwr.runs.metrics_tail import NewRecords
 
 POLL_SECONDS = 0.5
 
+ENGINE_FAILED = "An error was encountered. Ending simulation."
+"""All that Flower states about a run whose engine failed, for example because Ray did not start."""
+
+FIRST_ERROR = re.compile(r"An exception occurr?ed ?!! (.+)")
+"""Line of the log in which Flower's simulation engine states an error."""
+
 
 class SuperLink(Protocol):
     """Interface of a SuperLink or process on which a run can be followed."""
@@ -104,8 +110,17 @@ def watch(
             break
         time.sleep(POLL_SECONDS)
     if not status.completed:
-        problem = re.sub(r"^(Simulation|ServerApp) failed with exception: ", "", status.details) or status.status
-        raise RunFailedError(problem if problem else superlink.log_tail(run_id))
+        raise RunFailedError(_reason(status, lambda: superlink.read_log(run_id)[0]) or superlink.log_tail(run_id))
+
+
+def _reason(status: RunStatus, read_log: Callable[[], str]) -> str:
+    """Return why a run failed: what Flower states, or, where that says nothing, the first error in the run's log."""
+    problem = re.sub(r"^(Simulation|ServerApp) failed with exception: ", "", status.details) or status.status
+    if problem != ENGINE_FAILED:
+        return problem
+    causes: list[str] = FIRST_ERROR.findall(read_log())
+    cause = causes[0].strip() if causes else "its log names no reason"
+    return f"Flower's simulation engine failed: {cause}; --verbose shows its log, --engine in-process needs no Ray"
 
 
 def follow(superlink: SuperLink, run_id: int, planned: Plan, observer: RunCallbacks) -> Path:

@@ -139,8 +139,9 @@ def kill_a_node(story: Story) -> None:
     """Kill node 1 between its upload and the opening of the sum; bring it back when the server has noticed."""
     node = story.made.nodes[1]
     story.wait_for_question(KILLED, 0, 1, 2)
-    pid = story.made.nodes[CAREFUL].client_app()
-    story.unmasking = Path(f"/proc/{pid}/maps").read_text()
+    memory = story.made.nodes[CAREFUL].folder / "flwr" / "memory-of-unmask"
+    eventually(memory.is_file, "the files in the memory of the process that answers")
+    story.unmasking = memory.read_text()
     node.kill9()
     story.may_unmask(KILLED)
     story.wait_for_question(AWAY, 0)  # the server does not wait for node 1 any more

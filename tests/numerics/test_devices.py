@@ -68,7 +68,7 @@ def test_what_must_hold_is_said(num_gpus, name, message, monkeypatch):
 
 
 def fit(method, device, tmp_path, target="cnn", deterministic=False):
-    """Return (shared arrays, numbers, private arrays) of one client's round on a device."""
+    """Return (shared arrays, numbers, private arrays, received arrays) of one client's round on a device."""
     changes = {"method": method, "batch-size": 20, "local-epochs": 2, "device": device, "learning-rate": 0.01}
     changes |= {"target": target}
     config = resolved(RunConfig.from_flat(default_settings() | changes))
@@ -92,11 +92,11 @@ def fit(method, device, tmp_path, target="cnn", deterministic=False):
     client = client_of(method)(ClientContext(config=config, client=0, data=data.to(where), device=where, state=state))
     keys = client.keys()
     shared, _, numbers = client.fit([arrays[key] for key in keys], {"round": 1, "version": 0, "kept-version": 0})
-    return dict(zip(keys, shared, strict=True)), numbers, state.load(1) if client.private else {}
+    return dict(zip(keys, shared, strict=True)), numbers, state.load(1) if client.private else {}, arrays
 
 
 ROUNDS = [
-    ("fedavg", "cnn"), ("fedavg", "resnet18"), ("fedprox", "cnn"), ("fedrep", "cnn"), ("ppsgd", "cnn"),
+    ("fedavg", "cnn"), ("fedprox", "cnn"), ("fedrep", "cnn"), ("ppsgd", "cnn"),
     ("hyperfl", "cnn"), ("hyperfl-frozen", "cnn"), ("pfedhn", "lenet"), ("it-pfl", "mlp-500"), ("priv-hfl", "cnn"),
 ]  # fmt: skip
 
@@ -114,7 +114,41 @@ def test_a_round_on_cuda_is_the_round_on_the_cpu(method, target, tmp_path):
         assert on_cuda[1][name] == pytest.approx(on_cpu[1][name], rel=1e-3)
 
 
-@pytest.mark.parametrize(("method", "target"), [each for each in ROUNDS if each[1] != "resnet18"])
+def norm(arrays):
+    return np.sqrt(sum(np.linalg.norm(array) ** 2 for array in arrays))
+
+
+@pytest.mark.cuda
+def test_a_round_of_a_resnet_on_cuda_is_that_of_the_cpu(tmp_path):
+    """The change of all parameters and statistics agrees to 5 %, losses to 1e-2.
+
+    Batch normalisation enlarges rounding: on a CPU, two threads in place of one change the same round by 0.6 %, other
+    algorithms for convolutions by 1.2 %, see the next test. On an H200 single parameters differed by 0.0025.
+    """
+    on_cpu, on_cuda = (fit("fedavg", device, tmp_path, "resnet18") for device in ("cpu", "cuda"))
+    assert_same_change(on_cpu, on_cuda)
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")  # whatever the flags
+def test_other_algorithms_of_a_cpu_differ_as_much(tmp_path):
+    """Other algorithms on the same processor are as far apart as the comparison with CUDA allows."""
+    usual = fit("fedavg", "cpu", tmp_path / "usual", "resnet18")
+    with torch.backends.mkldnn.flags(enabled=False):
+        other = fit("fedavg", "cpu", tmp_path / "other", "resnet18")
+    assert_same_change(usual, other)
+
+
+def assert_same_change(one, two):
+    received = {key: value for key, value in one[3].items() if value.dtype.kind == "f"}
+    change = norm(one[0][key] - value for key, value in received.items())
+    assert norm(two[0][key] - one[0][key] for key in received) < 0.05 * change
+    for name in ("train-loss", "personalized-loss", "aggregate-loss"):
+        assert two[1][name] == pytest.approx(one[1][name], rel=1e-2)
+
+
+@pytest.mark.parametrize(("method", "target"), ROUNDS)
 def test_a_round_is_repeatable(method, target, tmp_path):
     """The same round twice on the CPU is bit-equal, which the comparison with CUDA relies on."""
     one, two = (fit(method, "cpu", tmp_path / name, target) for name in ("one", "two"))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
 from resident import assert_small
 from waiting import PATIENCE, eventually
 
@@ -231,3 +232,27 @@ def test_a_client_that_learns_nothing_but_nan_is_named(tmp_path: Path) -> None:
         "round-000001-client-00001.txt",
         "round-000002-client-00001.txt",
     ]
+
+
+def ray_without_a_server(folder: Path) -> Path:
+    """Return a folder for PYTHONPATH with the installed Ray, one of whose programs cannot be executed."""
+    installed, program = Path(ray.__file__).parent, Path("core/src/ray/gcs/gcs_server")
+    for parent in reversed(program.parents):
+        (folder / "ray" / parent).mkdir(parents=True)
+        for entry in (installed / parent).iterdir():
+            if entry.relative_to(installed) not in (program, *program.parents):
+                (folder / "ray" / parent / entry.name).symlink_to(entry)
+    (folder / "ray" / program).write_text("")
+    return folder
+
+
+@pytest.mark.extended
+def test_a_simulation_engine_that_does_not_start_is_named_with_the_reason(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ray_without_a_server(tmp_path / "packages"))}
+    ended = subprocess.run(
+        arguments(tmp_path / "run"), cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=PATIENCE
+    )
+    assert ended.returncode == 1
+    (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert error.startswith("error: Flower's simulation engine failed: [Errno 13] Permission denied: ")
+    assert error.endswith("gcs_server'; --verbose shows its log, --engine in-process needs no Ray")
