@@ -118,7 +118,8 @@ class Table:
         if not known:
             return "none"
         deviation = f" ± {text(statistics.stdev(known))}" if len(set(known)) > 1 else ""
-        return f"{text(statistics.fmean(known))}{deviation}"
+        fewer = f" ({len(known)} of {len(cells)} seeds)" if len(known) < len(cells) else ""
+        return f"{text(statistics.fmean(known))}{deviation}{fewer}"
 
     def _differences(self, study: Study, records: Records) -> dict[str, str]:
         """Return the differences of `hyperfl table --against` by row, such as `-8.9 (-11.2 to -6.6)`."""
@@ -166,7 +167,7 @@ class GridTable:
         stale = stale_cells(study, records)
         cells = {row.name: [p for p in records.cells if p[:2] == (row.name, self.column)] for row in study.rows}
         recorded = [row for row in study.rows if cells[row.name] and (not self.rows or row.family in self.rows)]
-        values = list(dict.fromkeys(row.settings[self.setting] for row in recorded))
+        values = sorted({row.settings[self.setting] for row in recorded})
         lines = [f"| | {' | '.join(map(str, values))} |", "|---|" + "---:|" * len(values)]
         for family in self.rows or dict.fromkeys(row.family for row in recorded):
             rows = [row for row in recorded if row.family == family]
@@ -287,9 +288,14 @@ def _with_interval(records: Records, cells: Sequence[tuple[str, str, int]], key:
 def _source(table: Table | GridTable, study: Study, records: Records, cells: Sequence[tuple[str, str, int]]) -> str:
     manifests = [records.cells[place]["manifest"] for place in cells]
     commits = sorted({str(code["commit"])[:7] for manifest in manifests for code in codes_of(manifest)})
-    processors = ", ".join(sorted({manifest["hardware"]["processor"] for manifest in manifests}))
+    machines = ", ".join(sorted({_machine(manifest["hardware"]) for manifest in manifests}))
     changes = "".join(f" --set {key}={value}" for key, value in records.study_manifest.changes.items())
     methods = f" --methods {','.join(table.rows)}" if table.rows else ""
     seeds = len({seed for *_, seed in cells})
     command = f"hyperfl study {study.name} --datasets {table.column}{methods} --seeds {seeds}{changes}"
-    return f"`{command}`; commit {', '.join(commits)}; {processors}."
+    return f"`{command}`; commit {', '.join(commits)}; {machines}."
+
+
+def _machine(hardware: Mapping[str, Any]) -> str:
+    """Return the names of a machine's processor and GPUs."""
+    return " with ".join([hardware["processor"], *dict.fromkeys(hardware.get("gpus", []))])

@@ -138,7 +138,7 @@ AFTER_200 = "paper, 200 rounds"
 
 TABLE_1 = Table(
     records="table-1", column="fashion-mnist-20", against="fedavg-tuned", paper=AFTER_200,
-    rows=("hyperfl", "fedavg-tuned", "fedrep"),
+    rows=("local", "fedavg", "fedrep", "hyperfl", "fedavg-tuned", "hyperfl-tuned", "hyperfl-frozen"),
     numbers={
         "personalized": ("test_accuracy", in_percent),
         "highest of all rounds": ("best_accuracy", in_percent),
@@ -168,12 +168,14 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
     "results/index.md": {
         "table-1-fashion-mnist-20": TABLE_1,
         "tuning-digits": rates_on("digits"),
+        "tuning-cifar10": rates_on("cifar10"),
         "quickstart": Measured(section="quickstart"),
     },
     "results/personalized.md": {
-        "personalized-fashion-mnist": Table(
-            records="personalized", column="fashion-mnist", numbers=PERSONALIZED, against="fedavg"
-        ),
+        f"personalized-{column}": Table(
+            records="personalized", column=column, numbers=PERSONALIZED, against="fedavg"
+        )
+        for column in ("fashion-mnist", "cifar10")
     },
     **{
         f"methods/{name}.md": {"rates-on-digits": rates_on("digits", rows), **(FEDGEN if name == "fedgen" else {})}
