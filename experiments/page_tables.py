@@ -288,14 +288,10 @@ def _with_interval(records: Records, cells: Sequence[tuple[str, str, int]], key:
 def _source(table: Table | GridTable, study: Study, records: Records, cells: Sequence[tuple[str, str, int]]) -> str:
     manifests = [records.cells[place]["manifest"] for place in cells]
     commits = sorted({str(code["commit"])[:7] for manifest in manifests for code in codes_of(manifest)})
-    machines = ", ".join(sorted({_machine(manifest["hardware"]) for manifest in manifests}))
+    hardware = [manifest["hardware"] for manifest in manifests]
+    machines = {" with ".join([each["processor"], *dict.fromkeys(each.get("gpus", []))]) for each in hardware}
     changes = "".join(f" --set {key}={value}" for key, value in records.study_manifest.changes.items())
     methods = f" --methods {','.join(table.rows)}" if table.rows else ""
     seeds = len({seed for *_, seed in cells})
     command = f"hyperfl study {study.name} --datasets {table.column}{methods} --seeds {seeds}{changes}"
-    return f"`{command}`; commit {', '.join(commits)}; {machines}."
-
-
-def _machine(hardware: Mapping[str, Any]) -> str:
-    """Return the names of a machine's processor and GPUs."""
-    return " with ".join([hardware["processor"], *dict.fromkeys(hardware.get("gpus", []))])
+    return f"`{command}`; commit {', '.join(commits)}; {', '.join(sorted(machines))}."

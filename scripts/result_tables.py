@@ -172,9 +172,7 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
         "quickstart": Measured(section="quickstart"),
     },
     "results/personalized.md": {
-        f"personalized-{column}": Table(
-            records="personalized", column=column, numbers=PERSONALIZED, against="fedavg"
-        )
+        f"personalized-{column}": Table(records="personalized", column=column, numbers=PERSONALIZED, against="fedavg")
         for column in ("fashion-mnist", "cifar10")
     },
     **{

@@ -44,7 +44,7 @@ from hyperfl_flwr.runs.run_directory import (
     trained_settings,
 )
 from hyperfl_flwr.runs.run_sources import method_of
-from hyperfl_flwr.runs.summary import NOT_KNOWN, summarise
+from hyperfl_flwr.runs.summary import NOT_KNOWN, is_record, summarise
 from hyperfl_flwr.runs.summary_texts import fall_text, liars_text, majority_text, secure_sums_text, shares_text
 from hyperfl_flwr.runs.validation import chooses_state, replaces_test_data
 
@@ -85,6 +85,11 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         RunDirectoryError: If the folder is not a run's, no round was recorded, or the file cannot be written.
     """
     manifest = read_manifest(path)
+    if is_record(manifest):
+        raise RunDirectoryError(
+            f"{path} was restored from a record, which has no lines of single clients and nodes; a report needs the "
+            f"run's own folder, compare and table do not"
+        )
     try:
         summary = summarise(path)
     except ValueError as error:

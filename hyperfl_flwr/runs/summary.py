@@ -1,8 +1,9 @@
 """Summarise the result of a run in a few numbers, computed from its records."""
 
+import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -32,8 +33,15 @@ OF_SINGLE_CLIENTS = frozenset(
 """Numbers of a summary that are None in a run with secure sums; deviation and interval only in one of few clients."""
 
 
+def is_record(manifest: Mapping[str, Any]) -> bool:
+    """Return whether a folder is a study's cell from a record, without the run's nodes and lines of single clients."""
+    return "nodes" not in manifest
+
+
 def summarise(path: Path) -> dict[str, Any]:
     """Summarise a run folder; `docs/reference/files.md` defines each number.
+
+    Of a study's cell that was restored from a record, it returns the summary in the record.
 
     Args:
         path: A run folder with at least one recorded round.
@@ -54,6 +62,8 @@ def summarise(path: Path) -> dict[str, Any]:
         ValueError: If no round was recorded.
     """
     manifest, records = read_manifest(path), list(read_metrics(path))
+    if is_record(manifest):
+        return dict(json.loads((path / "summary.json").read_text()))
     rounds = [record for record in records if record["kind"] == "train"]
     if not rounds:
         raise ValueError(f"{path} has no finished round")

@@ -27,6 +27,8 @@ from experiments.tables import comma_separated
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.results.compare import compare
+from hyperfl_flwr.results.report import write_report
 from hyperfl_flwr.runs.run_directory import read_metrics
 
 STUDY = load_study("table-1")
@@ -83,6 +85,20 @@ def test_records_keep_the_means_over_the_clients(folder: Path, tmp_path: Path) -
     assert {"test_accuracy_per_client", "test_accuracy_aggregate_per_client"} <= set(lists[0])
     for key, values in lists[0].items():
         assert lists[1][key] == pytest.approx(values, rel=1e-5)
+
+
+def test_restored_cells_are_compared_as_runs_are_and_have_no_report(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    cells = record(STUDY, folder, file)
+    restore(STUDY, read_records(file), tmp_path / "restored")
+    of_runs, of_records = (compare([cell.folder(path) for cell in cells]) for path in (folder, tmp_path / "restored"))
+    for run, recorded in zip(of_runs.groups, of_records.groups, strict=True):
+        assert recorded.label == run.label
+        for name, spread in run.numbers.items():
+            assert recorded.numbers[name].mean == pytest.approx(spread.mean, rel=1e-5)
+    assert of_records.groups[1].difference is not None
+    with pytest.raises(RunDirectoryError, match=r"was restored from a record.*needs the run's own folder"):
+        write_report(cells[0].folder(tmp_path / "restored"))
 
 
 def test_a_run_replaces_the_record_of_its_cell(folder: Path, tmp_path: Path) -> None:
