@@ -5,7 +5,7 @@ import json
 import statistics
 import tempfile
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,13 @@ from typing import Any
 from experiments.collect import Place, collect
 from experiments.figures.curves import draw
 from experiments.finished import codes_of
+from experiments.number_formats import Format, in_percent
 from experiments.paired import pair
 from experiments.records import Records, find_records, manifest_of, read_records, restore, stale_cells
 from experiments.study import Study, load_study
 from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.results.differences import Difference
-
-Format = Callable[[float], str]
 
 OUT_OF_DATE = " (out of date)"
 """Mark of a row of which a cell is stale."""
@@ -30,36 +29,6 @@ TITLE_WIDTH = 80
 
 SENT = "bytes_up_per_client_round"
 """Number of summary.json that is 0 if clients send nothing."""
-
-
-def in_percent(value: float) -> str:
-    """Format a share in percent with a digit after the point."""
-    return f"{100 * value:.1f}"
-
-
-def in_mb(value: float) -> str:
-    """Format bytes in units of 10^6 with two digits after the point."""
-    return f"{value / 1e6:.2f}"
-
-
-def one_digit(value: float) -> str:
-    """Format a number with a digit after the point."""
-    return f"{value:.1f}"
-
-
-def two_digits(value: float) -> str:
-    """Format a number with two digits after the point."""
-    return f"{value:.2f}"
-
-
-def three_digits(value: float) -> str:
-    """Format a number with three digits after the point."""
-    return f"{value:.3f}"
-
-
-def short(value: float) -> str:
-    """Format a number with three digits."""
-    return f"{value:.3g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +87,7 @@ class Table:
         if not known:
             return "none"
         deviation = f" ± {text(statistics.stdev(known))}" if len(set(known)) > 1 else ""
-        fewer = f" ({len(known)} of {len(cells)} seeds)" if len(known) < len(cells) else ""
-        return f"{text(statistics.fmean(known))}{deviation}{fewer}"
+        return f"{text(statistics.fmean(known))}{deviation}{_fewer(records, cells, key, len(known))}"
 
     def _differences(self, study: Study, records: Records) -> dict[str, str]:
         """Return the differences of `hyperfl table --against` by row, such as `-8.9 (-11.2 to -6.6)`."""
@@ -167,7 +135,7 @@ class GridTable:
         stale = stale_cells(study, records)
         cells = {row.name: [p for p in records.cells if p[:2] == (row.name, self.column)] for row in study.rows}
         recorded = [row for row in study.rows if cells[row.name] and (not self.rows or row.family in self.rows)]
-        values = sorted({row.settings[self.setting] for row in recorded})
+        values = sorted({row.settings[self.setting] for row in recorded}, key=lambda value: (str(type(value)), value))
         lines = [f"| | {' | '.join(map(str, values))} |", "|---|" + "---:|" * len(values)]
         for family in self.rows or dict.fromkeys(row.family for row in recorded):
             rows = [row for row in recorded if row.family == family]
@@ -274,6 +242,16 @@ def _difference(found: Difference | None, seeds: int) -> str:
 def _numbers(records: Records, cells: Sequence[tuple[str, str, int]], key: str) -> list[float]:
     """Return the numbers of those cells that have one."""
     return [value for place in cells if (value := _number(records, place, key)) is not None]
+
+
+def _fewer(records: Records, cells: Sequence[tuple[str, str, int]], key: str, known: int) -> str:
+    """Say which seeds and clients a mean is not over; empty if it is over all."""
+    parts = [f"{known} of {len(cells)} seeds"] if known < len(cells) else []
+    if key in ("test_accuracy", "test_accuracy_aggregate"):
+        counts = [count for count in _numbers(records, cells, f"{key}_num_clients") if count]
+        everyone = max(_numbers(records, cells, "num_clients"), default=0)
+        parts += [f"{min(counts):g} of {everyone:g} clients"] if counts and min(counts) < everyone else []
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _with_interval(records: Records, cells: Sequence[tuple[str, str, int]], key: str, text: Format) -> str:

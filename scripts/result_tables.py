@@ -8,16 +8,8 @@ from benchmarks.records import read_record
 from benchmarks.sections import SECTIONS
 from benchmarks.tables import target_table
 from experiments.matrix import WHAT_TO_CHOOSE, Matrix
-from experiments.page_tables import (
-    Figure,
-    Table,
-    in_mb,
-    in_percent,
-    one_digit,
-    short,
-    three_digits,
-    two_digits,
-)
+from experiments.number_formats import in_mb, in_percent, one_digit, short, three_digits, two_digits
+from experiments.page_tables import Figure, Table
 from scripts.computed_tables import Convergence, DualCosts, Thresholds
 from scripts.rate_tables import RATES_ON_DIGITS, rates_on
 

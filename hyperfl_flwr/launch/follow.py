@@ -97,12 +97,13 @@ def watch(
     Raises:
         RunFailedError: If the run failed.
     """
-    position = 0
+    position, log = 0, ""
     while True:
         status = superlink.status(run_id)  # before the log, so that the last lines of an ended run are read
         lines, position = superlink.read_log(run_id, position)
         if lines:
             observer.on_log(lines)
+            log += lines
         for note in superlink.new_notes():
             observer.on_note(note)
         on_poll()
@@ -110,17 +111,20 @@ def watch(
             break
         time.sleep(POLL_SECONDS)
     if not status.completed:
-        raise RunFailedError(_reason(status, lambda: superlink.read_log(run_id)[0]) or superlink.log_tail(run_id))
+        raise RunFailedError(_reason(status, log) or superlink.log_tail(run_id))
 
 
-def _reason(status: RunStatus, read_log: Callable[[], str]) -> str:
+def _reason(status: RunStatus, log: str) -> str:
     """Return why a run failed: what Flower states, or, where that says nothing, the first error in the run's log."""
     problem = re.sub(r"^(Simulation|ServerApp) failed with exception: ", "", status.details) or status.status
     if problem != ENGINE_FAILED:
         return problem
-    causes: list[str] = FIRST_ERROR.findall(read_log())
-    cause = causes[0].strip() if causes else "its log names no reason"
-    return f"Flower's simulation engine failed: {cause}; --verbose shows its log, --engine in-process needs no Ray"
+    first = FIRST_ERROR.search(log)
+    if first is None:
+        last = [line for line in log.splitlines() if line.strip()][-20:]
+        return "\n".join(["Flower's simulation engine failed; the last lines of its log:", *last])
+    remedy = "--verbose shows its log, --engine in-process needs no Ray"
+    return f"Flower's simulation engine failed: {first[1].strip()}; {remedy}"
 
 
 def follow(superlink: SuperLink, run_id: int, planned: Plan, observer: RunCallbacks) -> Path:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.tasks import Task, task_of
 from hyperfl_flwr.metrics.intervals import Interval, of_mean
 from hyperfl_flwr.node.private_state import largest_state
@@ -38,6 +39,14 @@ def is_record(manifest: Mapping[str, Any]) -> bool:
     return "nodes" not in manifest
 
 
+def _recorded(file: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise StateError(f"{file} is damaged ({problem}); restore the study's cell from its record again") from None
+
+
 def summarise(path: Path) -> dict[str, Any]:
     """Summarise a run folder; `docs/reference/files.md` defines each number.
 
@@ -63,7 +72,7 @@ def summarise(path: Path) -> dict[str, Any]:
     """
     manifest, records = read_manifest(path), list(read_metrics(path))
     if is_record(manifest):
-        return dict(json.loads((path / "summary.json").read_text()))
+        return _recorded(path / "summary.json")
     rounds = [record for record in records if record["kind"] == "train"]
     if not rounds:
         raise ValueError(f"{path} has no finished round")

@@ -19,7 +19,8 @@ from experiments import page_tables
 from experiments.collect import collect
 from experiments.figures.curves import draw
 from experiments.golden import fingerprint, fingerprints, write_fingerprints
-from experiments.page_tables import Figure, GridTable, Table, one_digit
+from experiments.number_formats import one_digit
+from experiments.page_tables import Figure, GridTable, Table
 from experiments.records import Records, find_records, read_records, record, restore, shipped_records, stale_cells
 from experiments.runner import StudyManifest, is_finished, read_study_manifest
 from experiments.study import Study, load_study
