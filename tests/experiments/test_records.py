@@ -27,7 +27,7 @@ from experiments.study import Study, load_study
 from experiments.tables import comma_separated
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.cli.main import cli
-from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.errors import RunDirectoryError, StateError
 from hyperfl_flwr.results.compare import compare
 from hyperfl_flwr.results.report import write_report
 from hyperfl_flwr.runs.run_directory import read_metrics
@@ -100,6 +100,9 @@ def test_restored_cells_are_compared_as_runs_are_and_have_no_report(folder: Path
     assert of_records.groups[1].difference is not None
     with pytest.raises(RunDirectoryError, match=r"was restored from a record.*needs the run's own folder"):
         write_report(cells[0].folder(tmp_path / "restored"))
+    (cells[0].folder(tmp_path / "restored") / "summary.json").write_text("{")
+    with pytest.raises(StateError, match=r"summary.json is damaged \(JSONDecodeError"):
+        compare([cells[0].folder(tmp_path / "restored")])
 
 
 def test_a_run_replaces_the_record_of_its_cell(folder: Path, tmp_path: Path) -> None:
