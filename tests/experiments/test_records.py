@@ -102,7 +102,7 @@ def test_restored_cells_are_compared_as_runs_are_and_have_no_report(folder: Path
         write_report(cells[0].folder(tmp_path / "restored"))
     (cells[0].folder(tmp_path / "restored") / "summary.json").write_text("{")
     with pytest.raises(StateError, match=r"summary.json is damaged \(JSONDecodeError"):
-        compare([cells[0].folder(tmp_path / "restored")])
+        compare([cell.folder(tmp_path / "restored") for cell in cells])
 
 
 def test_a_run_replaces_the_record_of_its_cell(folder: Path, tmp_path: Path) -> None:
