@@ -165,7 +165,7 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
     },
     "results/personalized.md": {
         f"personalized-{column}": Table(records="personalized", column=column, numbers=PERSONALIZED, against="fedavg")
-        for column in ("fashion-mnist", "cifar10")
+        for column in ("fashion-mnist", "cifar10", "omniglot")
     },
     **{
         f"methods/{name}.md": {"rates-on-digits": rates_on("digits", rows), **(FEDGEN if name == "fedgen" else {})}
