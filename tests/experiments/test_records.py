@@ -19,7 +19,7 @@ from experiments import page_tables
 from experiments.collect import collect
 from experiments.figures.curves import draw
 from experiments.golden import fingerprint, fingerprints, write_fingerprints
-from experiments.number_formats import one_digit
+from experiments.number_formats import one_digit, two_digits
 from experiments.page_tables import Figure, GridTable, Table
 from experiments.records import Records, find_records, read_records, record, restore, shipped_records, stale_cells
 from experiments.runner import StudyManifest, is_finished, read_study_manifest
@@ -97,7 +97,10 @@ def test_restored_cells_are_compared_as_runs_are_and_have_no_report(folder: Path
         assert recorded.label == run.label
         for name, spread in run.numbers.items():
             assert recorded.numbers[name].mean == pytest.approx(spread.mean, rel=1e-5)
-    assert of_records.groups[1].difference is not None
+    paired, recorded = of_runs.groups[1].difference, of_records.groups[1].difference
+    assert paired is not None
+    assert recorded is not None
+    assert (recorded.mean, recorded.clients) == (pytest.approx(paired.mean, rel=1e-4), paired.clients)
     with pytest.raises(RunDirectoryError, match=r"was restored from a record.*needs the run's own folder"):
         write_report(cells[0].folder(tmp_path / "restored"))
     (cells[0].folder(tmp_path / "restored") / "summary.json").write_text("{")
@@ -287,6 +290,22 @@ def test_the_pages_mark_what_is_out_of_date(tmp_path: Path) -> None:
     changed = [other for one, other in zip(*lines, strict=True) if one != other]
     assert len(changed) == 1
     assert changed[0].startswith("| HyperFL (out of date) |")
+
+
+@in_a_checkout
+def test_a_page_says_which_seeds_and_clients_a_mean_is_not_over(tmp_path: Path) -> None:
+    """One of three seeds has no accuracy, another one that of 7 of the 20 clients."""
+    column, lines = "fashion-mnist-20", []
+    changes = {1: {"test_accuracy": None}, 2: {"test_accuracy": 0.5, "test_accuracy_num_clients": 7}}
+    for line in map(json.loads, find_records("table-1").read_text().splitlines()):
+        if line.get("row") == "local":
+            line["summary"] |= {"test_accuracy": 0.25} | changes.get(line["seed"], {})
+        lines.append(json.dumps(line) + "\n")
+    (tmp_path / "changed.jsonl").write_text("".join(lines))
+    table = Table(records=str(tmp_path / "changed.jsonl"), column=column, numbers={"": ("test_accuracy", two_digits)})
+    shown = {line.split(" | ")[0]: line.split(" | ")[1] for line in table.lines() if line.startswith("| ")}
+    assert shown["| Local-only"].removesuffix(" |") == "0.38 ± 0.18 (2 of 3 seeds, 7 of 20 clients)"  # 0.25 and 0.5
+    assert "(" not in shown["| FedAvg"]
 
 
 @in_a_checkout
