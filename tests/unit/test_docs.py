@@ -152,6 +152,19 @@ def test_pages_are_wrapped_at_120_characters() -> None:
             assert len(line) <= 120 or re.match(r"\s*\|| {4}|!\[|<", line), f"{page}: {line}"
 
 
+def test_no_line_of_a_paragraph_begins_as_a_list_does() -> None:
+    """A line such as "0. Then" becomes an item; numbered lists begin with 1 or go on."""
+    for page in [*DOCS.rglob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]:
+        last = -2
+        for line in re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL).splitlines():
+            if found := re.match(r" *(\d+)\. ", line):
+                number = int(found[1])
+                assert number in (1, last + 1), f"{page}: {line}"
+                last = number
+            elif line.startswith("#"):
+                last = -2
+
+
 def test_the_page_of_commands_has_every_option(generator: ModuleType) -> None:
     text = generator.commands_page()
     for command in ("run", "study", "audit", "deploy init", "export", "predict"):
