@@ -7,7 +7,8 @@ from hyperfl_flwr.core.tasks import CLASSIFICATION, REGRESSION, Task
 from hyperfl_flwr.metrics.intervals import CONFIDENCE
 from hyperfl_flwr.pages.figures import captioned
 from hyperfl_flwr.pages.render import NOTHING, plain, write_page
-from hyperfl_flwr.results.compare import Comparison, Run
+from hyperfl_flwr.results.compare import Comparison
+from hyperfl_flwr.results.compared_runs import Run
 from hyperfl_flwr.results.differences import Difference, Spread
 from hyperfl_flwr.runs.plots import comparison_panels
 
@@ -36,7 +37,7 @@ def rows_of(found: Comparison) -> list[tuple[str, ...]]:
     for group in found.groups:
         numbers = group.numbers
         up, down = (numbers[f"bytes_{way}_per_client_round"].mean for way in ("up", "down"))
-        is_reference = group is found.reference
+        is_reference = group.label in found.references
         rows.append(
             (
                 group.label,

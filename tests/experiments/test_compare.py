@@ -1,5 +1,6 @@
 """Comparisons of runs: groups, paired clients, and the answer to whether federation helped."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -14,7 +15,7 @@ from scipy.stats import ttest_rel
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.metrics.intervals import of_crossed_means
-from hyperfl_flwr.results.compare import Comparison, Group, compare
+from hyperfl_flwr.results.compare import Comparison, compare
 from hyperfl_flwr.results.comparison_page import row_headers, rows_of, score_headers, score_rows, write_comparison
 from hyperfl_flwr.results.differences import Difference
 from hyperfl_flwr.results.same_clients import namespace
@@ -32,7 +33,7 @@ def test_groups_differ_in_settings_and_not_in_seeds(federate: Federate) -> None:
     found = compare([alone[0], shared[0], shared[1], alone[1]])
     assert [group.label for group in found.groups] == ["local", "fedavg"]
     assert [[run.path for run in group.runs] for group in found.groups] == [alone, shared]
-    assert found.reference is found.groups[0]
+    assert found.references == ["local"]
     ours, reference = accuracies(*shared), accuracies(*alone)
     spread = found.groups[1].numbers["test_accuracy"]
     assert spread.mean == pytest.approx(ours.mean())
@@ -71,7 +72,7 @@ def test_a_label_has_the_settings_that_distinguish_groups_of_a_method(federate: 
         "local, learning-rate=1e-06",
         "local, learning-rate=0.1",
     ]
-    assert found.reference is found.groups[2]
+    assert found.references == ["local, learning-rate=0.1"]
     assert found.answers[0].startswith("fedavg: ")
     assert found.groups[1].difference is not None
     assert found.groups[1].difference.mean < 0
@@ -112,9 +113,49 @@ def test_clients_of_other_data_are_not_paired(federate: Federate) -> None:
         found = compare([run, other])
         assert (found.groups[1].difference is not None) is paired, changes
         assert ("cannot be paired" in found.answers[0]) is not paired
-        assert any("divide the same data" in note for note in found.notes) is not paired
+        assert any(note.startswith("Clients are paired only where") for note in found.notes) is not paired
         of_validation = changes == {"data.validation-fraction": 0.2}
         assert any(note.startswith("Scores of validation data") for note in found.notes) is of_validation
+
+
+def test_each_division_of_the_data_has_a_reference(federate: Federate, call: Call) -> None:
+    """With two partitions, each method is compared with local training on the same one."""
+    partitions = ("iid", "dirichlet")
+    methods = ("fedavg", "local", "fedrep")
+    runs = [federate(method, **{"data.partition": name}) for name in partitions for method in methods]
+    found = compare(runs)
+    for place, partition in enumerate(partitions):
+        groups = found.groups[3 * place : 3 * place + 3]
+        alone = compare(runs[3 * place : 3 * place + 3])
+        assert {group.reference for group in groups} == {f"local, data.partition={partition}"}
+        assert [group.difference for group in groups] == [group.difference for group in alone.groups]
+        assert f"Compared with local, data.partition={partition}: " in "\n".join(found.notes)
+    assert not any("cannot be paired" in answer for answer in found.answers)
+    assert len(found.answers) == 4
+    # A division without local training has its first row as reference, and no answer.
+    found = compare([runs[0], runs[2], runs[4]])
+    assert [group.reference for group in found.groups[:2]] == ["fedavg, data.partition=iid"] * 2 or (
+        [group.reference for group in found.groups[:2]] == ["fedavg"] * 2
+    )
+    assert len(found.answers) == 2
+    assert all("cannot be paired" in answer for answer in found.answers)
+    _, text, _ = call("compare", *runs)
+    assert text.count(" reference ") == 2
+
+
+def test_copies_of_a_run_are_refused_and_repeated_seeds_named(federate: Federate, tmp_path: Path) -> None:
+    """A copy would be another run without deviation; runs with equal seeds can differ (noise is not repeatable)."""
+    run, other = federate("fedavg"), federate("local")
+    copy = Path(shutil.copytree(run, tmp_path / "copy"))
+    with pytest.raises(RunDirectoryError, match=rf"{copy} is a copy of {run}, .* leave one of them out"):
+        compare([run, other, copy])
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps(manifest | {"experiment": "0" * 16}))
+    found = compare([run, other, copy])
+    assert [len(group.runs) for group in found.groups] == [2, 1]
+    (note,) = (note for note in found.notes if "same seeds" in note)
+    assert "fedavg" in note
+    assert "local" not in note
 
 
 def test_means_over_different_clients_are_named(federate: Federate, tmp_path: Path) -> None:
@@ -142,9 +183,8 @@ def test_secure_sums_hide_the_clients(federate: Federate) -> None:
 
 def answer(difference: Difference | None, found: Comparison) -> str:
     """Return the answer of a comparison, of which a group is given another difference."""
-    other = Group(label="fedavg", runs=found.groups[1].runs, numbers={}, difference=difference)
-    groups = [found.groups[0], other]
-    return Comparison(groups=groups, reference=groups[0], differing={}, task=found.task, notes=[]).answers[0]
+    other = dataclasses.replace(found.groups[1], difference=difference)
+    return dataclasses.replace(found, groups=[found.groups[0], other]).answers[0]
 
 
 def test_the_answer_depends_on_the_interval(federate: Federate) -> None:
