@@ -69,7 +69,7 @@ class Table:
             if not cells or (self.rows and row.name not in self.rows):
                 continue
             mark = OUT_OF_DATE if any(place in stale for place in cells) else ""
-            values = [self._value(records, cells, key, text) for key, text in self.numbers.values()]
+            values = [value_of(records, cells, key, text) for key, text in self.numbers.values()]
             if self.against:
                 values.append(differences[row.name])
             if self.paper:
@@ -77,17 +77,6 @@ class Table:
             lines.append(f"| {row.label}{mark} | {' | '.join(values)} |")
             shown += cells
         return [*lines, "", _source(self, study, records, shown)]
-
-    def _value(self, records: Records, cells: Sequence[tuple[str, str, int]], key: str, text: Format) -> str:
-        if key == "privacy.epsilon" and not any(_number(records, place, SENT) for place in cells):
-            return "sends nothing"
-        if key.startswith("interval:"):
-            return _with_interval(records, cells, key.removeprefix("interval:"), text)
-        known = _numbers(records, cells, key)
-        if not known:
-            return "none"
-        deviation = f" ± {text(statistics.stdev(known))}" if len(set(known)) > 1 else ""
-        return f"{text(statistics.fmean(known))}{deviation}{_fewer(records, cells, key, len(known))}"
 
     def _differences(self, study: Study, records: Records) -> dict[str, str]:
         """Return the differences of `hyperfl table --against` by row, such as `-8.9 (-11.2 to -6.6)`."""
@@ -145,9 +134,7 @@ class GridTable:
             lines.append(f"| {label}{mark} | {' | '.join(self._texts(records, values, found))} |")
         return [*lines, "", _source(self, study, records, [place for row in recorded for place in cells[row.name]])]
 
-    def _texts(
-        self, records: Records, values: Sequence[Scalar], found: Mapping[Scalar, Sequence[tuple[str, str, int]]]
-    ) -> list[str]:
+    def _texts(self, records: Records, values: Sequence[Scalar], found: Mapping[Scalar, Sequence[Place]]) -> list[str]:
         """Return a line's numbers, means over the seeds, in the order of the grid's values."""
         firsts, seconds = (
             {
@@ -220,7 +207,27 @@ def _marked(study: Study, records: Records, stale: Collection[Place]) -> Study:
     )
 
 
-def _number(records: Records, place: tuple[str, str, int], key: str) -> float | None:
+def value_of(records: Records, cells: Sequence[Place], key: str, text: Format) -> str:
+    """Return a number's mean over cells that differ in their seeds, with its deviation, and what it is not over.
+
+    Args:
+        records: The records.
+        cells: The cells, of one row and column.
+        key: Where the number is, see `Table.numbers`.
+        text: Format of the number.
+    """
+    if key == "privacy.epsilon" and not any(_number(records, place, SENT) for place in cells):
+        return "sends nothing"
+    if key.startswith("interval:"):
+        return _with_interval(records, cells, key.removeprefix("interval:"), text)
+    known = _numbers(records, cells, key)
+    if not known:
+        return "none"
+    deviation = f" ± {text(statistics.stdev(known))}" if len(set(known)) > 1 else ""
+    return f"{text(statistics.fmean(known))}{deviation}{_fewer(records, cells, key, len(known))}"
+
+
+def _number(records: Records, place: Place, key: str) -> float | None:
     recorded = records.cells[place]
     if key.startswith("settings:"):
         value: Any = manifest_of(recorded, records)["settings"][key.removeprefix("settings:")]
@@ -239,12 +246,12 @@ def _difference(found: Difference | None, seeds: int) -> str:
     return f"{found.mean:+.1f} ({found.low:+.1f} to {found.high:+.1f}{fewer})"
 
 
-def _numbers(records: Records, cells: Sequence[tuple[str, str, int]], key: str) -> list[float]:
+def _numbers(records: Records, cells: Sequence[Place], key: str) -> list[float]:
     """Return the numbers of those cells that have one."""
     return [value for place in cells if (value := _number(records, place, key)) is not None]
 
 
-def _fewer(records: Records, cells: Sequence[tuple[str, str, int]], key: str, known: int) -> str:
+def _fewer(records: Records, cells: Sequence[Place], key: str, known: int) -> str:
     """Say which seeds and clients a mean is not over; empty if it is over all."""
     parts = [f"{known} of {len(cells)} seeds"] if known < len(cells) else []
     if key in ("test_accuracy", "test_accuracy_aggregate"):
@@ -254,7 +261,7 @@ def _fewer(records: Records, cells: Sequence[tuple[str, str, int]], key: str, kn
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _with_interval(records: Records, cells: Sequence[tuple[str, str, int]], key: str, text: Format) -> str:
+def _with_interval(records: Records, cells: Sequence[Place], key: str, text: Format) -> str:
     """Return a number of the only cell with its interval, such as `0.71 (0.69 to 0.73)`."""
     (place,) = cells
     value, low, high = (_number(records, place, key + end) for end in ("", "_low", "_high"))
@@ -263,13 +270,17 @@ def _with_interval(records: Records, cells: Sequence[tuple[str, str, int]], key:
     return f"{text(value)} ({text(low)} to {text(high)})"
 
 
-def _source(table: Table | GridTable, study: Study, records: Records, cells: Sequence[tuple[str, str, int]]) -> str:
+def _source(table: Table | GridTable, study: Study, records: Records, cells: Sequence[Place]) -> str:
+    methods = f" --methods {','.join(table.rows)}" if table.rows else ""
+    return source_of(records, cells, f"hyperfl study {study.name} --datasets {table.column}{methods}")
+
+
+def source_of(records: Records, cells: Collection[Place], command: str) -> str:
+    """Return the line on where the numbers of some cells come from: a command, commits and machines."""
     manifests = [records.cells[place]["manifest"] for place in cells]
     commits = sorted({str(code["commit"])[:7] for manifest in manifests for code in codes_of(manifest)})
     hardware = [manifest["hardware"] for manifest in manifests]
     machines = {" with ".join([each["processor"], *dict.fromkeys(each.get("gpus", []))]) for each in hardware}
     changes = "".join(f" --set {key}={value}" for key, value in records.study_manifest.changes.items())
-    methods = f" --methods {','.join(table.rows)}" if table.rows else ""
     seeds = len({seed for *_, seed in cells})
-    command = f"hyperfl study {study.name} --datasets {table.column}{methods} --seeds {seeds}{changes}"
-    return f"`{command}`; commit {', '.join(commits)}; {', '.join(sorted(machines))}."
+    return f"`{command} --seeds {seeds}{changes}`; commit {', '.join(commits)}; {', '.join(sorted(machines))}."
