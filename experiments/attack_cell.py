@@ -32,6 +32,7 @@ from hyperfl_flwr.config.refusals import explain
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.sections import AuditConfig
 from hyperfl_flwr.core.atomic_files import write_atomically
+from hyperfl_flwr.core.code_version import code_entry
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
@@ -151,7 +152,7 @@ def run_attack(config: RunConfig, settings: Mapping[str, Scalar], folder: Path) 
     document = {
         "experiment": "", "settings": config.flat() | dict(settings),
         "resolved": replaced(config, resolved(config).flat()), "status": "completed", "problem": "",
-        "start": start, "end": manifest.now(), "code": manifest.code(), "resumed": [],
+        "start": start, "end": manifest.now(), "code": code_entry(), "resumed": [],
         "hardware": manifest.hardware(), "versions": versions(),
     }  # fmt: skip
     for name, content in (("summary.json", summary), ("manifest.json", document)):

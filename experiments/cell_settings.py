@@ -8,7 +8,7 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.table import neutral_keys, with_defaults
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.node_numbers import one_node_per_client
-from hyperfl_flwr.models.provenance import changed_sources
+from hyperfl_flwr.models.provenance import body_hash, changed_sources, recorded_body
 from hyperfl_flwr.runs.run_directory import trained_settings, with_num_nodes
 
 
@@ -45,7 +45,8 @@ def changes_of(study: Study | None, changes: Mapping[str, Scalar]) -> dict[str, 
 def differences(cell: Cell, manifest: Mapping[str, Any]) -> list[str]:
     """Return the differences between the settings and sources of a run and of a cell, without the machine's settings.
 
-    A setting that did not exist when the run was made counts as its default.
+    A setting that did not exist when the run was made counts as its default. Sources are the user's own code, and the
+    weights of a pre-trained body.
     """
     # A run may record a setting as given (`auto`) or as resolved: both are equal to the cell's.
     given = without_machine_settings(cell.settings, cell)
@@ -56,7 +57,15 @@ def differences(cell: Cell, manifest: Mapping[str, Any]) -> list[str]:
         key for key in sorted({*expected, *recorded}) if recorded.get(key) not in (given.get(key), expected.get(key))
     ]
     found = [f"{key} {recorded.get(key)!r} instead of {expected.get(key)!r}" for key in differing]
-    return found + changed_sources(manifest, cell.settings)
+    return found + changed_sources(manifest, cell.settings) + _other_weights(cell, manifest)
+
+
+def _other_weights(cell: Cell, manifest: Mapping[str, Any]) -> list[str]:
+    """Return that a run's pre-trained body has other weights than the file that the cell names, if it names one."""
+    before, file = recorded_body(manifest), cell.config.lpm.weights
+    if not before or file == "auto" or (now := body_hash(cell.config.target, file)) == before:
+        return []
+    return [f"weights {before[:12]} of {cell.config.target} instead of {now[:12]}"]
 
 
 def _with_num_nodes(cell: Cell) -> dict[str, Scalar]:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.cell_settings import differences
-from experiments.finished import Finished, codes_of, fewer_text, in_unit
+from experiments.alike import require_alike
+from experiments.finished import Finished, fewer_text, in_unit
 from experiments.runner import StudyManifest, seeds_in
 from experiments.study import Cell, Study
 from experiments.study_axes import Expected, Line
 from experiments.units import best_of
+from hyperfl_flwr.core.code_version import code_versions
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.core.tasks import REGRESSION
@@ -100,7 +101,7 @@ class Collected:
         study: The study.
         study_manifest: The settings that its folder was created with.
         entries: Entries by (row, column).
-        commits: Commits of the code that ran the cells.
+        commits: Versions of the code that ran the cells, see `code_versions`.
         rounds: Numbers of rounds of the runs.
     """
 
@@ -120,7 +121,7 @@ def collect(
         study: The study; see `with_metric` for another metric than its default.
         study_manifest: The settings that the folder was created with.
         folder: The study's folder.
-        mix: Whether to accept cells of different commits, or with other settings than the study's.
+        mix: Whether to accept cells of other settings than the study's, or that `require_alike` refuses otherwise.
         stale: Cells of which the record is out of date.
 
     Raises:
@@ -129,9 +130,8 @@ def collect(
     runs: dict[tuple[str, str], list[Finished]] = {}
     commits: set[str] = set()
     rounds: set[int] = set()
-    problems: list[str] = []
+    finished: list[Cell] = []
     reasons: dict[tuple[str, str], str] = {}
-    data: dict[str, tuple[str, str]] = {}
     seeds = max(seeds_in(folder), *(seed + 1 for _, _, seed in stale), 0)
     for cell in study.cells(quick=study_manifest.quick, seeds=seeds, changes=study_manifest.changes):
         path = cell.folder(folder)
@@ -144,15 +144,14 @@ def collect(
             if manifest["status"] == "failed":
                 reasons[cell.row, cell.column] = FAILED
             continue
-        problems += [f"{cell}: {text}" for text in [*differences(cell, manifest), *_other_data(cell, manifest, data)]]
-        # A resumed cell may have been run by several commits.
-        commits.update(map(_commit, codes_of(manifest)))
+        finished.append(cell)
+        commits.update(code_versions(manifest))
         runs.setdefault((cell.row, cell.column), []).append(Finished.read(cell.seed, path, manifest))
         rounds.add(int(runs[cell.row, cell.column][-1].summary.get("rounds", cell.config.num_rounds)))
     if not runs:
         raise RunDirectoryError(f"{folder} holds no finished cell; run `hyperfl study {study.name}`")
     if not mix:
-        _refuse_mixed(problems, commits)
+        require_alike(finished, folder)
     return Collected(
         study=study,
         study_manifest=study_manifest,
@@ -160,22 +159,6 @@ def collect(
         commits=sorted(commits),
         rounds=sorted(rounds),
     )
-
-
-def _refuse_mixed(problems: Sequence[str], commits: Collection[str]) -> None:
-    several = f"the cells were run by {len(commits)} commits: {', '.join(sorted(commits))}"
-    if found := [*problems, *([several] if len(commits) > 1 else [])]:
-        raise RunDirectoryError("\n  - ".join(["the cells differ; pass --mix to accept that:", *found]))
-
-
-def _other_data(cell: Cell, manifest: Mapping[str, Any], known: dict[str, tuple[str, str]]) -> list[str]:
-    """Return that the user's data are others than in an earlier cell of the column; adds to the known ones."""
-    found = manifest.get("data", {}).get("sha256", "")
-    if not found:
-        return []
-    # A row may have a data set of its own.
-    before, of_cell = known.setdefault(f"{cell.column} {cell.config.dataset}", (found, str(cell)))
-    return [] if found == before else [f"its data have another SHA-256 than those of {of_cell}; they have changed"]
 
 
 def _entries(
@@ -258,8 +241,3 @@ def _best(study: Study, values: Mapping[tuple[str, str], Sequence[float]]) -> se
                 chosen = choose(found)
                 best.add(next((row.name, column.name) for row in rows if means.get((row.name, column.name)) == chosen))
     return best
-
-
-def _commit(code: Mapping[str, Any]) -> str:
-    """Return the short commit in a manifest's entry `code`, marked if there were uncommitted changes."""
-    return str(code["commit"] or "unknown")[:12] + ("-dirty" if code["dirty"] else "")

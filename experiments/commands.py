@@ -101,7 +101,7 @@ def sweep(
     refuse_twice("data set", names)
     datasets = {name: from_here(name, has_data_root=data_root is not None) for name in names}
     found = make_sweep(folder, names_in(methods), datasets, seeds, settings, values)
-    _run(found, found.cells(changes=_changes(None, data_root)), folder, jobs, quick=True)
+    _run(found, found.cells(changes=_changes(None, data_root)), folder, jobs, quick=False)
     _print_table(found, folder, mix=False)
 
 
@@ -128,7 +128,7 @@ def table(
     name: Annotated[str, typer.Argument(help="One of `hyperfl studies`, or a TOML file of yours.")],
     output: Annotated[Path | None, typer.Option(help="The study's folder; default: ./runs/studies/NAME.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Use the study's quick runs.")] = False,
-    mix: Annotated[bool, typer.Option("--mix", help="Accept runs of different commits or settings.")] = False,
+    mix: Annotated[bool, typer.Option("--mix", help="Accept runs of different code, data or settings.")] = False,
     metric: Annotated[str, typer.Option(help="Number of summary.json to show; default: the study's.")] = "",
     against: Annotated[
         str,
@@ -178,6 +178,7 @@ def figure(
     open_private_state: Annotated[
         bool, typer.Option("--open-private-state", help="Allow reading embeddings from simulated clients' files.")
     ] = False,
+    mix: Annotated[bool, typer.Option("--mix", help="Accept runs of different code, data or settings.")] = False,
     records: FromRecords = "",
 ) -> None:
     """Draw a study's figures, or the given numbers over the rounds; prints the paths of the pictures."""
@@ -189,7 +190,8 @@ def figure(
     found = load_study(name)
     folder, _ = _study_folder(found, output, quick=quick, records=records)
     for kind in names_in(number or ()) or found.figures:
-        for picture in draw(found, read_study_manifest(folder), folder, kind, open_private_state=open_private_state):
+        drawn = draw(found, read_study_manifest(folder), folder, kind, open_private_state=open_private_state, mix=mix)
+        for picture in drawn:
             out.print(str(picture), markup=False)
 
 

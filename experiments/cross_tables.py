@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from experiments.collect import Place
 from experiments.number_formats import Format
-from experiments.page_tables import OUT_OF_DATE, source_of, value_of
+from experiments.page_numbers import OUT_OF_DATE, source_of, value_of
 from experiments.records import Records, find_records, read_records, stale_cells
 from experiments.study import Study, load_study
 

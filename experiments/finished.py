@@ -49,7 +49,7 @@ class Finished:
         return cls(
             seed=seed,
             seeds=(seed, settings["data.seed"]),
-            namespace=namespace(settings),
+            namespace=namespace(settings, manifest),
             division={**division_of(settings, manifest), "data.seed": settings["data.seed"]},
             summary=json.loads((path / "summary.json").read_text()),
             has_secure_sums=has_secure_sums(manifest),
@@ -83,11 +83,6 @@ class Finished:
         if f"{metric}_per_client".replace(REGRESSION.score, "accuracy") not in OF_SINGLE_CLIENTS:
             return NO_SCORES
         return NOT_KNOWN if self.has_secure_sums else NO_SCORES + " in this record" * self.is_restored
-
-
-def codes_of(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the versions of the code that have run a cell: that which began it, and those that have resumed it."""
-    return [manifest["code"], *(resume["code"] for resume in manifest.get("resumed", ()))]
 
 
 def fewer_text(counts: Sequence[tuple[int, int] | None]) -> str:

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.study import FOLDER
+from experiments.study import FOLDER, Cell
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.setting_types import Scalar
@@ -74,6 +74,17 @@ def write_fingerprints(folder: Path, current: Mapping[str, str]) -> None:
             earlier = {} if part["code"]["dirty"] else _fingerprints_at(part["code"]["commit"])
             kept = {name: value for name, value in kept.items() if earlier.get(name) == value}
     write_atomically(folder / IN_CELL, json.dumps(kept).encode())
+
+
+def outdated(cell: Cell, folder: Path) -> list[str]:
+    """Return why a finished cell's numbers may not be those of the current code; empty if they are, or it is unknown.
+
+    Args:
+        cell: The cell.
+        folder: The study's folder.
+    """
+    file = cell.folder(folder) / IN_CELL
+    return changes(cell.settings, json.loads(file.read_text())) if file.is_file() else []
 
 
 def _fingerprints_at(commit: str) -> dict[str, str]:

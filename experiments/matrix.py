@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from experiments.finished import codes_of
+from experiments.number_formats import short_version
 from experiments.records import Records, find_records, read_records, stale_cells
 from experiments.study import Study, load_study
 from experiments.study_axes import Line
 from hyperfl_flwr.audit.shadow_results import BARELY, CONTROLS
+from hyperfl_flwr.core.code_version import code_versions
 
 Summaries = Mapping[str, Mapping[str, Any]]
 """summary.json of a row's runs, by the names of the study's columns."""
@@ -159,7 +160,7 @@ def _source(study: Study, records: Records) -> str:
     manifests = [recorded["manifest"] for recorded in records.cells.values()]
     spans = [[datetime.fromisoformat(each[end]) for end in ("start", "end")] for each in manifests]
     seconds = sum((end - start).total_seconds() for start, end in spans)
-    commits = sorted({str(code["commit"])[:7] for each in manifests for code in codes_of(each)})
+    commits = sorted({short_version(version) for each in manifests for version in code_versions(each)})
     processors = sorted({each["hardware"]["processor"] for each in manifests})
     return (
         f"`hyperfl study {study.name}`; {len(manifests)} of {len(study.cells())} runs, {seconds / 60:.0f} minutes in "

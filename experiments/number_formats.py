@@ -1,5 +1,6 @@
 """Formats of the numbers in tables of the documentation."""
 
+import re
 from collections.abc import Callable
 
 Format = Callable[[float], str]
@@ -33,3 +34,8 @@ def three_digits(value: float) -> str:
 def short(value: float) -> str:
     """Format a number with three digits."""
     return f"{value:.3g}"
+
+
+def short_version(version: str) -> str:
+    """Return a version of the code, see `code_versions`, with seven digits of its commit."""
+    return re.sub(r"^([0-9a-f]{7})[0-9a-f]{5}", r"\1", version)

@@ -8,27 +8,23 @@ import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from experiments.collect import Place, collect
 from experiments.figures.curves import draw
-from experiments.finished import codes_of
 from experiments.number_formats import Format, in_percent
+from experiments.page_numbers import OUT_OF_DATE, fewer_seeds, fewer_than_all, numbers_of, source_of, value_of
 from experiments.paired import pair
-from experiments.records import Records, find_records, manifest_of, read_records, restore, stale_cells
+from experiments.records import Records, find_records, read_records, restore, stale_cells
 from experiments.study import Study, load_study
 from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.results.differences import Difference
 
-OUT_OF_DATE = " (out of date)"
-"""Mark of a row of which a cell is stale."""
+DIVERGED = "no number"
+"""Text in the place of the numbers of a run that has none, as if all clients have diverged."""
 
 TITLE_WIDTH = 80
 """Number of characters in a line of a figure's title."""
-
-SENT = "bytes_up_per_client_round"
-"""Number of summary.json that is 0 if clients send nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +60,13 @@ class Table:
         headings = [*self.numbers, *against, *([self.paper] if self.paper else [])]
         lines = ["| | " + " | ".join(headings) + " |", "|---|" + "---:|" * len(headings)]
         shown = []
+        of_column = [place for place in records.cells if place[1] == self.column]
+        seeds = {seed for row, _, seed in of_column if not self.rows or row in self.rows}
         for row in study.rows:
             cells = [place for place in records.cells if place[:2] == (row.name, self.column)]
             if not cells or (self.rows and row.name not in self.rows):
                 continue
-            mark = OUT_OF_DATE if any(place in stale for place in cells) else ""
+            mark = fewer_seeds(cells, seeds) + (OUT_OF_DATE if any(place in stale for place in cells) else "")
             values = [value_of(records, cells, key, text) for key, text in self.numbers.values()]
             if self.against:
                 values.append(differences[row.name])
@@ -96,8 +94,8 @@ class Table:
 class GridTable:
     """A table of one column of a study with a grid: a line for each row, a number for each of the grid's values.
 
-    Shown are rows and values with records. The best numbers of a line are bold, a second number is in brackets, and a
-    dash stands for a run without a record.
+    Shown are rows and values with records. The best numbers of a line are bold, of those that are over all clients and
+    seeds; a second number is in brackets, and a dash stands for a run without a record.
 
     Attributes:
         records: Name of the file of records.
@@ -140,13 +138,24 @@ class GridTable:
             {
                 value: self.text(statistics.fmean(known))
                 for value in found
-                if (known := _numbers(records, found[value], key))
+                if (known := numbers_of(records, found[value], key))
             }
             for key in (self.number, self.second)
         )
-        best = max(firsts.values(), key=float, default="")
-        shown = {value: f"**{first}**" if first == best else first for value, first in firsts.items()}
-        return [f"{shown[value]} ({seconds[value]})" if value in seconds else shown.get(value, "–") for value in values]
+        fewer = {
+            value: fewer_than_all(
+                records, found[value], self.number, len(numbers_of(records, found[value], self.number))
+            )
+            for value in firsts
+        }
+        best = max((first for value, first in firsts.items() if not fewer[value]), key=float, default="")
+        shown = {
+            value: f"**{first}**" if first == best and not fewer[value] else first for value, first in firsts.items()
+        }
+        texts = {value: f"{text} ({seconds[value]})" if value in seconds else text for value, text in shown.items()}
+        return [
+            texts[value] + fewer[value] if value in texts else DIVERGED if value in found else "–" for value in values
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +179,8 @@ class Figure:
         stale = stale_cells(study, shown)
         with tempfile.TemporaryDirectory() as folder:
             restore(study, shown, Path(folder), with_stale=True)
-            (drawn,) = draw(_marked(study, shown, stale), shown.study_manifest, Path(folder), self.kind, stale=stale)
+            marked = _marked(study, shown, stale)
+            (drawn,) = draw(marked, shown.study_manifest, Path(folder), self.kind, mix=True)
             picture.write_bytes(drawn.read_bytes())
         picture.with_suffix(".sha256").write_text(self.fingerprint() + "\n")
 
@@ -207,37 +217,6 @@ def _marked(study: Study, records: Records, stale: Collection[Place]) -> Study:
     )
 
 
-def value_of(records: Records, cells: Sequence[Place], key: str, text: Format) -> str:
-    """Return a number's mean over cells that differ in their seeds, with its deviation, and what it is not over.
-
-    Args:
-        records: The records.
-        cells: The cells, of one row and column.
-        key: Where the number is, see `Table.numbers`.
-        text: Format of the number.
-    """
-    if key == "privacy.epsilon" and not any(_number(records, place, SENT) for place in cells):
-        return "sends nothing"
-    if key.startswith("interval:"):
-        return _with_interval(records, cells, key.removeprefix("interval:"), text)
-    known = _numbers(records, cells, key)
-    if not known:
-        return "none"
-    deviation = f" ± {text(statistics.stdev(known))}" if len(set(known)) > 1 else ""
-    return f"{text(statistics.fmean(known))}{deviation}{_fewer(records, cells, key, len(known))}"
-
-
-def _number(records: Records, place: Place, key: str) -> float | None:
-    recorded = records.cells[place]
-    if key.startswith("settings:"):
-        value: Any = manifest_of(recorded, records)["settings"][key.removeprefix("settings:")]
-    else:
-        value = recorded["summary"]
-        for part in [key] if key in value else key.split("."):
-            value = value.get(part) if value is not None else None
-    return None if value is None else float(value)
-
-
 def _difference(found: Difference | None, seeds: int) -> str:
     """Return a difference with its interval, and over how many seeds it is if there are more."""
     if found is None or found.low is None or found.high is None:
@@ -246,41 +225,6 @@ def _difference(found: Difference | None, seeds: int) -> str:
     return f"{found.mean:+.1f} ({found.low:+.1f} to {found.high:+.1f}{fewer})"
 
 
-def _numbers(records: Records, cells: Sequence[Place], key: str) -> list[float]:
-    """Return the numbers of those cells that have one."""
-    return [value for place in cells if (value := _number(records, place, key)) is not None]
-
-
-def _fewer(records: Records, cells: Sequence[Place], key: str, known: int) -> str:
-    """Say which seeds and clients a mean is not over; empty if it is over all."""
-    parts = [f"{known} of {len(cells)} seeds"] if known < len(cells) else []
-    if key in ("test_accuracy", "test_accuracy_aggregate"):
-        counts = [count for count in _numbers(records, cells, f"{key}_num_clients") if count]
-        everyone = max(_numbers(records, cells, "num_clients"), default=0)
-        parts += [f"{min(counts):g} of {everyone:g} clients"] if counts and min(counts) < everyone else []
-    return f" ({', '.join(parts)})" if parts else ""
-
-
-def _with_interval(records: Records, cells: Sequence[Place], key: str, text: Format) -> str:
-    """Return a number of the only cell with its interval, such as `0.71 (0.69 to 0.73)`."""
-    (place,) = cells
-    value, low, high = (_number(records, place, key + end) for end in ("", "_low", "_high"))
-    if value is None or low is None or high is None:
-        return "none"
-    return f"{text(value)} ({text(low)} to {text(high)})"
-
-
 def _source(table: Table | GridTable, study: Study, records: Records, cells: Sequence[Place]) -> str:
     methods = f" --methods {','.join(table.rows)}" if table.rows else ""
     return source_of(records, cells, f"hyperfl study {study.name} --datasets {table.column}{methods}")
-
-
-def source_of(records: Records, cells: Collection[Place], command: str) -> str:
-    """Return the line on where the numbers of some cells come from: a command, commits and machines."""
-    manifests = [records.cells[place]["manifest"] for place in cells]
-    commits = sorted({str(code["commit"])[:7] for manifest in manifests for code in codes_of(manifest)})
-    hardware = [manifest["hardware"] for manifest in manifests]
-    machines = {" with ".join([each["processor"], *dict.fromkeys(each.get("gpus", []))]) for each in hardware}
-    changes = "".join(f" --set {key}={value}" for key, value in records.study_manifest.changes.items())
-    seeds = len({seed for *_, seed in cells})
-    return f"`{command} --seeds {seeds}{changes}`; commit {', '.join(commits)}; {', '.join(sorted(machines))}."

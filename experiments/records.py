@@ -116,7 +116,7 @@ def record(study: Study, folder: Path, file: Path) -> list[Cell]:
         file: The file of records; created if it is missing.
 
     Returns:
-        The recorded cells.
+        The recorded cells: not those that were restored from records.
 
     Raises:
         RunDirectoryError: If no cell is finished, one was run with other settings, or the file is of a study with other
@@ -133,13 +133,12 @@ def record(study: Study, folder: Path, file: Path) -> list[Cell]:
     kept = {_number(name) for name in study.figures} | KEPT_NUMBERS
     bases: dict[str, Mapping[str, Scalar]] = dict(before.bases)
     records = dict(before.cells)
-    for cell in found:
-        path = cell.folder(folder)
-        if not is_restored(path):
-            records[_place_of(cell)] = _record(cell, path, bases, kept)
+    own = [cell for cell in found if not is_restored(cell.folder(folder))]
+    for cell in own:
+        records[_place_of(cell)] = _record(cell, cell.folder(folder), bases, kept)
     header = {"study": study.name, "quick": study_manifest.quick, "changes": dict(study_manifest.changes)}
     write_atomically(file, _lines(header, bases, records.values(), _order(study)).encode())
-    return found
+    return own
 
 
 def stale_cells(study: Study, records: Records) -> dict[tuple[str, str, int], str]:
@@ -241,7 +240,7 @@ def _changes(settings: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> dict
 
 
 def _circumstances(manifest: Mapping[str, Any]) -> Json:
-    code = {key: manifest["code"][key] for key in ("commit", "dirty")}  # the app's folder is the machine's
+    code = {key: value for key, value in manifest["code"].items() if key != "app"}  # its folder is the machine's
     hardware = {key: value for key, value in manifest["hardware"].items() if key != "system"}
     return {"start": manifest["start"], "versions": manifest["versions"], "hardware": hardware, "code": code}
 

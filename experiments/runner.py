@@ -19,6 +19,7 @@ import torch
 
 from experiments.cell_settings import changes_of, differences
 from experiments.claims import TAKEN, alone, claimed, is_foreign
+from experiments.golden import outdated
 from experiments.study import Cell, Study
 from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
@@ -136,7 +137,7 @@ def run_cells(
         jobs: Number of cells that run at the same time.
         on_finished: Receives each cell when it ends, with the reason of a failure or an empty text.
         quick: Whether a process runs several cells, which saves seconds but makes memory figures meaningless.
-        on_note: Receives a cell and a note on what it is waiting for.
+        on_note: Receives a cell and a note on what it is waiting for, or that earlier code has finished it.
 
     Raises:
         RunFailedError: If a cell failed; the other cells have been run.
@@ -145,6 +146,8 @@ def run_cells(
     waiting = []
     for cell in cells:
         if is_finished(cell, folder):
+            if reasons := outdated(cell, folder):
+                on_note(cell, f"finished by earlier code: {'; '.join(reasons)}; remove its folder to run it again")
             on_finished(cell, "")
         else:
             waiting.append(cell)

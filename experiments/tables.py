@@ -14,6 +14,7 @@ from experiments.paired import Pairing
 from experiments.study import Study
 from experiments.study_axes import Line
 from experiments.units import unit_of
+from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.metrics.intervals import Interval
 from hyperfl_flwr.runs.summary import NOT_KNOWN
 
@@ -260,7 +261,8 @@ def _paired_cell(pairing: Pairing, row: str, column: str, unit: str) -> str:
     numbers = [value for value in (found.mean, found.low, found.high) if value is not None]
     mean, *ends = [f"{value:+.{1 if unit == '%' else 3}f}" for value in numbers]
     interval = f" [{', '.join(ends)}]" if ends else ""
-    return f"{mean}{interval}, {found.better}/{found.worse} of {found.clients}"
+    fewer = f" ({counted(found.seeds, 'seed')})" if found.seeds < max(pairing.seeds, default=1) else ""
+    return f"{mean}{interval}{fewer}, {found.better}/{found.worse} of {found.clients}"
 
 
 def _number(value: float, unit: str, digits: int) -> str:

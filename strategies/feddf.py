@@ -40,9 +40,14 @@ class FedDF(WholeModels, FedAvg):
         return _batches(self.context.config, self.context.federation.input_shape)
 
     def tuned(self, mean: SharedArrays) -> SharedArrays:
-        """Return the mean after `feddf.steps` distillation steps."""
+        """Return the mean after `feddf.steps` distillation steps.
+
+        The mean of a single model is that model, from which there is nothing to learn: Adam would turn the rounding of
+        its logits into whole steps.
+        """
         config, method = self.context.config, self.context.config.section(FedDFConfig)
-        if not method.steps:
+        models = self.models_of_clients()
+        if not method.steps or len(models) < 2:
             return mean
         student, network = self.new_target().eval(), self.new_target().eval()
         values = {key.partition("/")[2]: torch.tensor(value) for key, value in mean.items()}
@@ -50,7 +55,7 @@ class FedDF(WholeModels, FedAvg):
         draws = numpy_generator(config.seed, "feddf", self.progress.round)
         distil(
             student,
-            Ensemble(network=network, models=self.models_of_clients()),
+            Ensemble(network=network, models=models),
             lambda: self.batches(method.batch_size, draws),
             Distillation(steps=method.steps, learning_rate=method.learning_rate, clip_norm=method.clip_norm),
         )

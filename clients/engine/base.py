@@ -111,7 +111,7 @@ class BaseClient(LocalEvaluation, ReportedMetrics, LocalTraining, ProtectedUploa
         """
         if config.dp.epsilon:  # noisy steps have gradients of single samples
             return None
-        if is_pretrained(config.target):
+        if is_pretrained(config.of_client(0).target):
             return BodyCohort()
         return None if device.type == "cpu" else StackedCohort()
 

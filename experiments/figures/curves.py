@@ -8,6 +8,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from experiments.alike import require_alike
 from experiments.collect import Place
 from experiments.figures.accuracy_bytes import draw_accuracy_bytes
 from experiments.figures.attackers import draw_membership, draw_property
@@ -47,6 +48,7 @@ def draw(
     kind: str,
     *,
     open_private_state: bool = False,
+    mix: bool = False,
     stale: Collection[Place] = (),
 ) -> list[Path]:
     """Draw a figure of a study's finished cells.
@@ -63,6 +65,7 @@ def draw(
             `experiments.figures.leakage`; `membership` and `property`, see `experiments.figures.attackers`;
             `NUMBER@SETTING`, a number of summary.json against a setting of the columns.
         open_private_state: Whether `embeddings` may be read from the private files of simulated clients.
+        mix: Whether to draw cells that `require_alike` refuses.
         stale: Cells that are drawn although their records, from which they were restored, are out of date.
 
     Returns:
@@ -70,14 +73,17 @@ def draw(
 
     Raises:
         ConfigError: If `embeddings` are not allowed, or a setting is unknown.
-        RunDirectoryError: If no run has recorded the data of the figure.
+        RunDirectoryError: If no cell is finished, they must not be mixed, or no run has recorded the data of the
+            figure.
     """
     cells = study.cells(quick=study_manifest.quick, seeds=seeds_in(folder), changes=study_manifest.changes)
-    if kind not in ("labels", "embeddings", "pseudo-data", *OF_SUMMARIES):
-        return [_draw_curves(study, study_manifest, folder, cells, kind, stale)]
-    finished = [cell for cell in cells if _is_finished(cell, folder, stale)]
+    finished = [cell for cell in cells if _is_finished(cell, folder, mix=mix, stale=stale)]
     if not finished:
         raise RunDirectoryError(f"{folder} holds no finished cell; run `hyperfl study {study.name}`")
+    if not (mix or stale):
+        require_alike(finished, folder)
+    if kind not in ("labels", "embeddings", "pseudo-data", *OF_SUMMARIES):
+        return [_draw_curves(study, study_manifest, folder, finished, kind)]
     if kind == "labels":  # the same for every row and seed
         of_columns = {cell.column: cell for cell in reversed(finished)}.values()
         return [picture for cell in of_columns if (picture := _draw_labels(cell, folder)) is not None]
@@ -100,8 +106,11 @@ def draw(
     )
 
 
-def _is_finished(cell: Cell, folder: Path, stale: Collection[Place]) -> bool:
-    return (cell.row, cell.column, cell.seed) in stale or is_finished(cell, folder)  # which may refuse a stale one
+def _is_finished(cell: Cell, folder: Path, *, mix: bool, stale: Collection[Place]) -> bool:
+    """Return whether a cell has results; `is_finished` refuses those of other settings."""
+    if mix or (cell.row, cell.column, cell.seed) in stale:
+        return (cell.folder(folder) / "summary.json").is_file()
+    return is_finished(cell, folder)
 
 
 def _draw_pseudo_data(cells: Sequence[Cell], folder: Path) -> list[Path]:
@@ -134,7 +143,6 @@ def _draw_curves(
     folder: Path,
     cells: Sequence[Cell],
     kind: str,
-    stale: Collection[Place],
 ) -> Path:
     """Draw a number over the rounds to `figure-NUMBER.png`: a panel for each column, a curve for each row.
 
@@ -145,7 +153,7 @@ def _draw_curves(
     headings = {column.name: study.heading(column, quick=study_manifest.quick) for column in study.columns}
     curves: dict[tuple[str, str], dict[int, dict[float, float]]] = {}
     for cell in cells:
-        points = _final(cell, folder, number, setting, stale) if setting else _curve(cell, folder, number)
+        points = _final(cell, folder, number, setting) if setting else _curve(cell, folder, number)
         panel = title_of(cell.config.dataset) if setting else headings[cell.column]
         if points:
             of_seed = curves.setdefault((cell.row, panel), {}).setdefault(cell.seed, {})
@@ -166,7 +174,8 @@ def _draw_curves(
             if found := curves.get((row.name, title)):
                 _draw_row(panel, list(found.values()), row.label, position, len(rows))
         panel.set_title(title, fontsize="medium")
-        panel.set_xlabel(setting or "round")
+        notes = [_left_out(list(curves.get((row.name, title), {}).values()), row.label) for row in rows]
+        panel.set_xlabel("\n".join([setting or "round", *filter(None, notes)]))
         panel.grid(alpha=0.3)
         panel.xaxis.set_major_locator(MaxNLocator(integer=not setting))
     panels[0].set_ylabel(number.replace("_", " "))
@@ -199,14 +208,21 @@ def _curve(cell: Cell, folder: Path, number: str) -> dict[float, float]:
     return {record["round"]: record[number] for record in records if record["kind"] == "train" and number in record}
 
 
-def _final(cell: Cell, folder: Path, number: str, setting: str, stale: Collection[Place]) -> dict[float, float]:
+def _final(cell: Cell, folder: Path, number: str, setting: str) -> dict[float, float]:
     """Return a finished cell's number of summary.json, keyed by the cell's value of a setting."""
     if setting not in cell.settings:
         raise ConfigError(f"there is no setting {setting!r}{nearest(setting, cell.settings)}")
-    if not _is_finished(cell, folder, stale):
-        return {}
     value = json.loads((cell.folder(folder) / "summary.json").read_text()).get(number)
     return {} if value is None else {float(cell.settings[setting]): value}
+
+
+def _left_out(curves: Sequence[dict[float, float]], label: str) -> str:
+    """Return which points of a row are not drawn, since not all of its seeds have them; empty if there are none."""
+    left_out = sorted({number for curve in curves for number in curve} - set(_band(curves)[0])) if curves else []
+    if not left_out:
+        return ""
+    which = f"{left_out[0]:g}" if len(left_out) == 1 else f"{left_out[0]:g} to {left_out[-1]:g}, {len(left_out)} points"
+    return f"{label} without {which}: not of all seeds"
 
 
 def _band(curves: Sequence[dict[float, float]]) -> tuple[list[float], list[float], list[float], list[float]]:

@@ -7,7 +7,7 @@ from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RefusalError
-from hyperfl_flwr.data.sample_format import is_local_data
+from hyperfl_flwr.data.sample_format import is_local_data, is_same_data
 from hyperfl_flwr.privacy.budget import FILE, NEEDS_BOUND, PrivacyBudget
 
 NEEDS_PEERS = (
@@ -57,7 +57,10 @@ def refuse_own_as_public(config: RunConfig, *, simulated: bool) -> None:
         RefusalError: If the public samples are the clients' data set, or local files of a deployed node.
     """
     name = client_of(config.method).public_data(config)
-    if name and (name == config.dataset or (is_local_data(name) and not simulated)):
+    if not name:
+        return
+    data_root = Path(config.data_root) if config.data_root else None
+    if (is_local_data(name) and not simulated) or is_same_data(name, config.dataset, data_root):
         raise RefusalError(
             f"the public samples of this run, {name}, are files of this node or its own data set, and what models "
             f"compute on them would be sent; take noise, or the name of another data set"

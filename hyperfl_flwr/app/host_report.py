@@ -3,16 +3,13 @@
 Each host makes its report in a process of its own before a run starts. Hosts with equal reports compute the same bits.
 """
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from hyperfl_flwr import ROOT
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.code_version import code_digest
 from hyperfl_flwr.core.device import resolve_device
-from hyperfl_flwr.core.package_guard import APP
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.source_files import digest_of
 from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.data.digests import data_digest
 from hyperfl_flwr.data.federated_data import load_federated_data
@@ -52,9 +49,3 @@ def present_data_sets(root: Path) -> list[str]:
     """Return the names of the data sets of which all files are below a folder; none is read."""
     known = {name: spec for name, spec in DATASETS.items() if spec.load is not None}
     return [name for name, spec in known.items() if all(path.exists() for path in spec.files(root))]
-
-
-def code_digest() -> str:
-    """Return the SHA-256 of the names and contents of this project's files that this process imports."""
-    packages = ("hyperfl_flwr", *APP)
-    return hashlib.sha256(" ".join(digest_of(ROOT / name) for name in packages).encode()).hexdigest()

@@ -15,6 +15,7 @@ from hyperfl_flwr.core.errors import ConfigError, DataError
 from hyperfl_flwr.core.package_finder import where
 from hyperfl_flwr.core.user_code import UserCode, is_user_code
 from hyperfl_flwr.data.corruptions import require_corruption
+from hyperfl_flwr.data.sample_format import is_same_data
 from hyperfl_flwr.data.unlabelled_pool import unlabelled_pool
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.layers.batchnorm import has_statistics
@@ -120,15 +121,18 @@ def _check_public_data(config: RunConfig, input_shape: tuple[int, ...]) -> None:
     name = client_of(config.method).public_data(config)
     if not name:
         return
-    if name == config.dataset:
+    data_root = Path(config.data_root) if config.data_root else None
+    try:
+        is_own = is_same_data(name, config.dataset, data_root)
+        if not is_own:
+            unlabelled_pool(name, input_shape, data_root)
+    except DataError as error:
+        raise ConfigError(f"{config.method}.unlabelled: {error}") from None
+    if is_own:
         raise ConfigError(
             f"{config.method}.unlabelled must not be {name}, the clients' own data set: its samples are not public, "
             f"and what models compute on them would be sent; take noise, or another data set"
         )
-    try:
-        unlabelled_pool(name, input_shape, Path(config.data_root) if config.data_root else None)
-    except DataError as error:
-        raise ConfigError(f"{config.method}.unlabelled: {error}") from None
 
 
 def check_privacy(config: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> None:

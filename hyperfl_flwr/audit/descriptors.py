@@ -18,12 +18,12 @@ from torch import Tensor
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.personalize import Source, open_run
 from hyperfl_flwr.attacks.descriptor_labels import Fit, Shares, expected_shares, paired_fit, swapped_fit
+from hyperfl_flwr.core.code_version import code_entry
 from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data, normalised
 from hyperfl_flwr.protocol.queries import DESCRIPTOR, QuerySpec
-from hyperfl_flwr.runs import manifest
 from hyperfl_flwr.runs.novel_results import mean_of
 from hyperfl_flwr.runs.run_data import require_dataset
 from hyperfl_flwr.server.federation import handshake
@@ -71,7 +71,7 @@ def measure_descriptors(run: Path, changes: Mapping[str, Scalar]) -> dict[str, A
         "truth": [row.tolist() for row in truth],
         "by_epsilon": [_estimates_at(source, novel, epsilon, images, truth) for epsilon in config.novel.budgets],
         "settings": config.flat(),
-        "code": manifest.code(),
+        "code": code_entry(),
     }
 
 

@@ -16,6 +16,7 @@ from hyperfl_flwr.audit.property_data import Shares
 from hyperfl_flwr.audit.property_game import PropertyGame
 from hyperfl_flwr.audit.property_views import ACCURACIES, SHARED, VIEWS
 from hyperfl_flwr.audit.shadow_runs import Arrays
+from hyperfl_flwr.core.code_version import code_entry
 from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.metrics import intervals, roc
@@ -132,7 +133,7 @@ def measure(
             view: {name: each.numbers(threshold) for name, each in attacks.items()} for view, attacks in found.items()
         },
         "settings": game.config.flat(),
-        "code": manifest.code(),
+        "code": code_entry(),
         "hardware": manifest.hardware(),
         "versions": versions(),
     }

@@ -17,6 +17,7 @@ from hyperfl_flwr.audit.sentences import sentence
 from hyperfl_flwr.audit.threat import common, each, span, threat
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.atomic_files import write_atomically
+from hyperfl_flwr.core.code_version import code_entry
 from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.data.sample_format import title_of
@@ -61,7 +62,7 @@ def measure(target: AttackedRound, findings: Mapping[str, AttackResult], lpips: 
         "augmented": target.augmented,
         "attacks": {name: _attack(target, finding, lpips) for name, finding in findings.items()},
         "settings": config.flat(),
-        "code": manifest.code(),
+        "code": code_entry(),
         "hardware": manifest.hardware(),
         "versions": versions(),
     }

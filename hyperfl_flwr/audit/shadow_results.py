@@ -16,6 +16,7 @@ from hyperfl_flwr.attacks.shadow_scores import Confidences, likelihood_ratios, l
 from hyperfl_flwr.audit.shadow_data import Draws, draws_of
 from hyperfl_flwr.audit.shadow_membership import MembershipGame, Played
 from hyperfl_flwr.audit.shadow_views import left_out, view_title
+from hyperfl_flwr.core.code_version import code_entry
 from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.metrics import intervals, roc
@@ -173,7 +174,7 @@ def measure(game: MembershipGame, played: Played, found: Mapping[str, Mapping[st
         "views": {view: {name: _numbers(each) for name, each in attacks.items()} for view, attacks in found.items()},
         "left_out": left_out(game.config),
         "settings": game.config.flat(),
-        "code": manifest.code(),
+        "code": code_entry(),
         "hardware": manifest.hardware(),
         "versions": versions(),
     }

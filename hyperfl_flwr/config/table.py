@@ -76,11 +76,11 @@ def resumable_changes(method: str = "") -> frozenset[str]:
     return frozenset(key for key, setting in all_settings(method).items() if setting.resumable)
 
 
-RESULT_NEUTRAL = resumable_changes() - {"num-rounds", "early-stopping"}
+RESULT_NEUTRAL = resumable_changes() - {"num-rounds", "early-stopping", "max-update-ratio", "exclusion-rounds"}
 """Settings that do not change the results of a run: of its machine, its nodes and its records; see `neutral_keys`.
 
-`max-update-ratio`, `exclusion-rounds`, `failure-budget` and others of nodes that fail are among them: they change no
-result of a run in which no reply is refused, and no node is missing.
+`failure-budget`, `round-timeout` and others of nodes that fail are among them: they change no result of a run in which
+no node is missing. `max-update-ratio` and `exclusion-rounds` decide which replies count, and are not.
 """
 
 

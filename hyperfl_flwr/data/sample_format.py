@@ -172,6 +172,23 @@ def located(name: str, data_root: Path | None, *, may_have_moved: bool = True) -
     return data_root.expanduser().absolute() / path
 
 
+def is_same_data(one: str, other: str, data_root: Path | None) -> bool:
+    """Return whether two names are of one data set, also where a file or folder is spelled in two ways.
+
+    Args:
+        one: Name of a data set or of custom data.
+        other: Another one.
+        data_root: Folder of the data sets.
+
+    Raises:
+        DataError: If a name is of custom data that cannot be found, see `located`.
+    """
+    if not (is_local_data(one) and is_local_data(other)):
+        return one == other
+    first, second = (located(name, data_root).resolve() for name in (one, other))
+    return first == second or (first.exists() and second.exists() and first.samefile(second))
+
+
 def parse_shape(text: str) -> tuple[int, int, int] | None:
     """Parse a shape such as 1x28x28 to (C, H, W); None for `auto`.
 

@@ -82,9 +82,8 @@ class EncodedSum:
         if self._encoding.noise:
             self._encoding.noise.refuse_long(arrays, self._encoding.received)
         if self._max_ratio:
-            refuse_long(
-                norms_of_change(arrays, self._encoding.received), self._references, self._max_ratio, self._noise
-            )
+            changes = norms_of_change(arrays, self._encoding.received, self._encoding.reductions)
+            refuse_long(changes, self._references, self._max_ratio, self._noise)
         saturated = self._encoding.add(self.vector, arrays, num_examples)
         if saturated and self._cuts_off_too_many(arrays, saturated):
             self._encoding.remove(self.vector, arrays, num_examples)

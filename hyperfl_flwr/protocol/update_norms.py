@@ -4,6 +4,7 @@ The server measures each node's mean change. With secure sums it sees the mean o
 measures its own clients.
 """
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -12,34 +13,44 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperfl_flwr.protocol.arrays import SharedArrays, blocks
-from hyperfl_flwr.protocol.messages import group_of
+from hyperfl_flwr.protocol.messages import Reduction, group_of
+from hyperfl_flwr.protocol.usual_sizes import GRADIENTS, LARGE_SIZE, USUAL_SIZE
 
-USUAL_SIZE = 0.05
-"""Approximate root mean square of a network's initial parameters.
+CHANGES = frozenset({Reduction.SUM, Reduction.PER_CLIENT})
+"""Reductions of groups in which clients send changes themselves.
 
-An update is measured relative to it if the parameters that were sent are smaller, for example zero.
+Sums are of changes, since an absent client counts as zero, and a generated array of one client alone comes back as the
+change with which the server trains its generator.
 """
 
 
 def norms_of_change(
-    received: SharedArrays, sent: SharedArrays, divisors: Mapping[str, float] | None = None
+    received: SharedArrays,
+    sent: SharedArrays,
+    reductions: Mapping[str, Reduction],
+    divisors: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
-    """Return the L2 norm of each group's change: of the arrays, divided by `divisors`, minus those that were sent.
+    """Return the L2 norm of each group's change.
+
+    That is the norm of the arrays, divided by `divisors`, minus those that were sent, or of the quotients themselves in
+    groups that hold changes.
 
     Args:
         received: Arrays after training, or sums of them, by `group/name`.
         sent: Arrays before training, with the same names and shapes.
+        reductions: Reduction of each group.
         divisors: Divisor of each array; None to divide none.
     """
     squares: dict[str, float] = {}
     for key, value in received.items():
-        square = _squared_change(value, sent[key], divisors[key] if divisors else 1.0)
+        start = None if reductions[group_of(key)] in CHANGES else sent[key]
+        square = _squared_change(value, start, divisors[key] if divisors else 1.0)
         squares[group_of(key)] = squares.get(group_of(key), 0.0) + square
     return {group: math.sqrt(square) for group, square in squares.items()}
 
 
 def reference_norms(sent: SharedArrays) -> dict[str, float]:
-    """Return the reference norm of each group: that of the arrays that were sent, at least that of `USUAL_SIZE`."""
+    """Return the reference norm of each group: that of the arrays that were sent, at least that of their usual size."""
     squares: dict[str, float] = {}
     sizes: dict[str, int] = {}
     for key, value in sent.items():
@@ -47,7 +58,8 @@ def reference_norms(sent: SharedArrays) -> dict[str, float]:
         parts = (block.astype(np.float64) for _, block in blocks(value))
         squares[group] = squares.get(group, 0.0) + sum(float(np.dot(part, part)) for part in parts)
         sizes[group] = sizes.get(group, 0) + value.size
-    return {group: max(math.sqrt(squares[group]), USUAL_SIZE * math.sqrt(sizes[group])) for group in squares}
+    usual = {group: LARGE_SIZE if group in GRADIENTS else USUAL_SIZE for group in squares}
+    return {group: max(math.sqrt(squares[group]), usual[group] * math.sqrt(sizes[group])) for group in squares}
 
 
 def noise_norms(sent: SharedArrays, std: float) -> dict[str, float]:
@@ -90,15 +102,16 @@ def refuse_long(
             )
 
 
-def _squared_change(received: NDArray[Any], sent: NDArray[Any], divisor: float) -> float:
+def _squared_change(received: NDArray[Any], sent: NDArray[Any] | None, divisor: float) -> float:
     """Return the squared norm of `received / divisor - sent`, block by block and so without copies of the arrays.
 
-    Each block is summed in the precision of the array that was sent, which is three times as fast as float64; a block
-    that overflows is summed again in float64.
+    Without `sent`, nothing is subtracted. Each block is summed in the precision of the arrays, which is three times as
+    fast as float64; a block that overflows is summed again in float64.
     """
-    change, dtype = 0.0, np.result_type(sent, np.float32)
+    change, dtype = 0.0, np.result_type(received if sent is None else sent, np.float32)
+    olds = itertools.repeat(None) if sent is None else (old for _, old in blocks(sent))
     with np.errstate(over="ignore", invalid="ignore"):
-        for (_, new), (_, old) in zip(blocks(received), blocks(sent), strict=True):
+        for (_, new), old in zip(blocks(received), olds, strict=False):
             square = _dot_of_change(new.astype(dtype, copy=False), old, dtype.type(divisor))
             if not math.isfinite(square):
                 square = _dot_of_change(new.astype(np.float64), old, np.float64(divisor))
@@ -106,7 +119,8 @@ def _squared_change(received: NDArray[Any], sent: NDArray[Any], divisor: float) 
     return change
 
 
-def _dot_of_change(new: NDArray[Any], old: NDArray[Any], divisor: np.floating[Any]) -> float:
+def _dot_of_change(new: NDArray[Any], old: NDArray[Any] | None, divisor: np.floating[Any]) -> float:
     change = new / divisor
-    change -= old
+    if old is not None:
+        change -= old
     return float(np.dot(change, change))

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hyperfl_flwr.core.code_version import code_versions
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import Task, task_of
 from hyperfl_flwr.results.compared_runs import Run, differing_keys, have_same_clients, read_runs
 from hyperfl_flwr.results.differences import Client, Difference, Scores, Seeds, Spread, numbers_of, scores_of
-from hyperfl_flwr.results.same_clients import namespace, numbers_text
+from hyperfl_flwr.results.same_clients import have_own_data, namespace, numbers_text
 from hyperfl_flwr.runs.run_directory import has_secure_sums
 from hyperfl_flwr.runs.summary_texts import fall_text, majority_text
 from hyperfl_flwr.runs.validation import replaces_test_data
@@ -187,8 +188,8 @@ def _scores(runs: Sequence[Run], task: Task) -> Scores:
     """Return each client's personalized score with each seed, the mean over the runs that have it."""
     found: dict[tuple[Seeds, Client], list[float]] = {}
     for run in runs:
-        seeds = run.settings["seed"], run.settings["data.seed"]
-        for place, score in scores_of(run.summary, task.key("test_accuracy"), seeds, namespace(run.settings)).items():
+        seeds, kind = (run.settings["seed"], run.settings["data.seed"]), namespace(run.settings, run.manifest)
+        for place, score in scores_of(run.summary, task.key("test_accuracy"), seeds, kind).items():
             found.setdefault(place, []).append(score)
     return {place: statistics.fmean(scores) for place, scores in found.items()}
 
@@ -212,7 +213,8 @@ def _notes(groups: Sequence[Group]) -> list[str]:
     runs = [run for group in groups for run in group.runs]
     common = os.path.commonpath([run.path.parent for run in runs])
     names = {run.path: run.path.relative_to(common).as_posix() for run in runs}
-    counts = {names[run.path]: run.summary[task_of(run.settings).key("test_accuracy_num_clients")] for run in runs}
+    score = task_of(runs[0].settings).key("test_accuracy_num_clients")
+    counts = {names[run.path]: (run.summary[score], run.summary["num_clients"]) for run in runs}
     notes = []
     if len({run.settings["dataset"] for run in runs}) > 1:
         notes.append("The runs are on different data sets.")
@@ -224,8 +226,13 @@ def _notes(groups: Sequence[Group]) -> list[str]:
         notes.append(f"Not complete: {', '.join(unfinished)}.")
     if len({run.summary["rounds"] for run in runs}) > 1:
         notes.append("The runs have different numbers of rounds.")
-    if len({run.settings["num-clients"] for run in runs}) == 1 and (text := numbers_text(counts)):
+    if text := numbers_text(counts):
         notes.append(text)
+    if any(have_own_data(run.manifest) for run in runs):
+        notes.append(
+            "Nodes have data of their own: clients with equal numbers count as the same ones if they have as many test "
+            "samples. Whether these are the same samples is not known."
+        )
     for found in (majority_text, fall_text):
         notes += [f"{names[run.path]}: {text}." for run in runs if (text := found(run.summary))]
     if any(has_secure_sums(run.manifest) for run in runs):
@@ -246,6 +253,6 @@ def _notes(groups: Sequence[Group]) -> list[str]:
         notes.append(
             f"Several runs have the same seeds: {'; '.join(again)}. Their mean is one seed's value in the intervals."
         )
-    if len(commits := {str(run.manifest["code"]["commit"]) for run in runs}) > 1:
-        notes.append(f"The runs are of {len(commits)} commits of this project.")
+    if len(versions := dict.fromkeys(version for run in runs for version in code_versions(run.manifest))) > 1:
+        notes.append(f"The runs are of {len(versions)} versions of this project: {', '.join(versions)}.")
     return notes

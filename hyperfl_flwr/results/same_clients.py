@@ -8,6 +8,9 @@ from hyperfl_flwr.core.setting_types import Scalar
 NOT_DIVIDING = frozenset({"data.seed", "data.augmentation", "data.normalisation"})
 """Settings `data.*` that change neither the clients of a seed of the data nor their test samples."""
 
+OWN = "own"
+"""Value of the manifest's `partitioned_by` in a run of nodes with data of their own."""
+
 NOT_KNOWN = "not recorded"
 """Value of what a manifest of an earlier version lacks; it is equal to all."""
 
@@ -31,16 +34,35 @@ def division_of(settings: Mapping[str, Scalar], manifest: Mapping[str, Any]) -> 
     return {**named, **chosen, "the data's description in manifest.json": manifest.get("data", NOT_KNOWN)}
 
 
-def namespace(settings: Mapping[str, Scalar]) -> Scalar:
+def namespace(settings: Mapping[str, Scalar], manifest: Mapping[str, Any]) -> Scalar:
     """Return what tells a run's clients from those with equal numbers in other runs.
 
-    It is the seed of the data's division, unless the data name the clients, which are then the same for each seed.
+    It is the seed of the data's division, unless the data name the clients or nodes have data of their own: these are
+    the same for each seed.
 
     Args:
         settings: The run's settings.
+        manifest: Its manifest, of which `partitioned_by` says how the data were divided; those of earlier versions lack
+            it, and the setting counts.
     """
-    is_named = settings["data.partition"] == "natural" and not settings["novel.clients"]
-    return "" if is_named else settings["data.seed"]
+    divided_by = manifest.get("partitioned_by", settings["data.partition"])
+    return "" if divided_by in ("natural", OWN) and not settings["novel.clients"] else settings["data.seed"]
+
+
+def have_own_data(manifest: Mapping[str, Any]) -> bool:
+    """Return whether the nodes of a run have data of their own, of which the server knows no more than the format."""
+    return bool(manifest.get("partitioned_by") == OWN)
+
+
+def have_as_many_samples(one: Sequence[int | None] | None, other: Sequence[int | None] | None) -> bool:
+    """Return whether clients with equal numbers can be the same: as many test samples, of those that are known.
+
+    Args:
+        one: Number of test samples of each client; None for clients or runs of which it is not known.
+        other: Those of another run.
+    """
+    pairs = zip(one or (), other or (), strict=False)
+    return all(first == second for first, second in pairs if first is not None and second is not None)
 
 
 def differing(divisions: Sequence[Division]) -> dict[str, list[object]]:
@@ -54,16 +76,16 @@ def differing(divisions: Sequence[Division]) -> dict[str, list[object]]:
     }
 
 
-def numbers_text(counts: Mapping[str, object]) -> str:
-    """Return that means of some runs are over different numbers of their clients; empty if they are not.
+def numbers_text(counts: Mapping[str, tuple[int, int]]) -> str:
+    """Return over how many of their clients the means of some runs are; empty if each is over all of its run's.
 
     Args:
-        counts: Number of clients that a run's mean is over, by the run's name.
+        counts: Number of clients that a run's mean is over, and of all its clients, by the run's name.
     """
-    if len(set(counts.values())) == 1:
+    if all(number == of for number, of in counts.values()):
         return ""
-    shown = ", ".join(f"{name} {count}" for name, count in counts.items())
+    shown = ", ".join(f"{name} {number} of {of}" for name, (number, of) in counts.items())
     return (
-        f"Personalized means are over different numbers of clients: {shown}. A client that has failed, was away or was "
-        f"not drawn is in no mean. Differences are of the clients that both have."
+        f"Personalized means are not over all clients: {shown}. A client that has failed, was away or was not drawn is "
+        f"in no mean, and these need not be the same in all runs. Differences are of the clients that both have."
     )

@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from hyperfl_flwr import ROOT
-from hyperfl_flwr.core.commit import COMMIT
+from hyperfl_flwr.core.code_version import code_entry
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import task_of
-from hyperfl_flwr.core.versions import COMMIT_VARIABLE, versions
+from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.runs.listed_clients import labels_entry, nodes_entry
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.server.federation import Federation
@@ -119,7 +118,7 @@ def resumed(
 
 
 def _circumstances(hosts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    found = {"start": now(), "versions": versions(), "code": code(), "hardware": hardware()}
+    found = {"start": now(), "versions": versions(), "code": code_entry(), "hardware": hardware()}
     return found | ({"hosts": list(hosts)} if hosts else {})
 
 
@@ -143,12 +142,6 @@ def hardware() -> dict[str, Any]:
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
     }
-
-
-def code() -> dict[str, Any]:
-    """Return the git commit, True in `dirty` if files differ from it (both None if unknown), and the app's folder."""
-    commit, _, dirty = (COMMIT or os.environ.get(COMMIT_VARIABLE, "")).partition("-")
-    return {"commit": commit or None, "dirty": dirty == "dirty" if commit else None, "app": str(ROOT)}
 
 
 def now() -> str:

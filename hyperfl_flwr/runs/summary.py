@@ -254,9 +254,16 @@ def _median(rounds: Sequence[Record], name: str) -> float:
 
 
 def _best(records: Sequence[Record], name: str, part: str) -> dict[str, Any]:
-    """Return the round with the highest mean accuracy, the first of several, and that accuracy."""
+    """Return the round with the highest mean accuracy, the first of several, and that accuracy.
+
+    A mean without clients that failed or were away is of other clients, and can be higher for that reason: such rounds
+    count only if there are no others, and of these those with the most clients.
+    """
     known = [record for record in records if name in record]
-    best: Record = max(known, key=lambda record: float(record[name]), default={})
+    complete = [record for record in known if not record.get("failed") and not record.get("away")]
+    most = max((int(record["clients"]) for record in known), default=0)
+    chosen = complete or [record for record in known if record["clients"] == most]
+    best: Record = max(chosen, key=lambda record: float(record[name]), default={})
     return {f"best_round{part}": best.get("round"), f"best_accuracy{part}": best.get(name)}
 
 

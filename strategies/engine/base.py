@@ -72,7 +72,9 @@ class BaseStrategy(Hooks, Strategy):
     def new_target(self, name: str | None = None) -> Target:
         """Return the target network that the clients train, or that with a name, on the meta device."""
         federation = self.context.federation
-        return build_target(name or self.context.config.target, federation.input_shape, federation.num_classes)
+        return build_target(
+            name or self.context.config.of_client(0).target, federation.input_shape, federation.num_classes
+        )
 
     def evaluated(self, arrays: ArrayRecord, client: int) -> SharedArrays:
         """Return the arrays that a client is sent for the evaluation after the last round, keyed `group/name`.

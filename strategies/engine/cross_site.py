@@ -125,7 +125,7 @@ class _Asked:
     def _layout(self) -> SharedArrays:
         """Return the arrays of a model, with their shapes and types."""
         federation, config = self._context.federation, self._context.config
-        target = build_target(config.target, federation.input_shape, federation.num_classes)
+        target = build_target(config.of_client(0).target, federation.input_shape, federation.num_classes)
         return {
             f"{PERSONALIZED}/{name}": np.zeros(tuple(value.shape), _numpy_type(str(value.dtype)))
             for name, value in target.state_dict().items()

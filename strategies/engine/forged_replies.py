@@ -30,6 +30,7 @@ from hyperfl_flwr.protocol.messages import (
 )
 from hyperfl_flwr.protocol.packing import pack_arrays, pack_by_number, unpack_arrays
 from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
+from hyperfl_flwr.protocol.update_norms import CHANGES
 from hyperfl_flwr.server.exchange import Exchange
 from strategies.engine.context import ServerContext
 from strategies.engine.forged_changes import forged_changes
@@ -95,13 +96,8 @@ class Sender:
 
 
 def start_of(key: str, sent: NDArray[Any], reductions: Mapping[str, Reduction]) -> NDArray[Any]:
-    """Return the array from which a change is counted: what was sent, or zeros where clients send changes themselves.
-
-    Sums are of changes, since an absent client counts as zero, and a generated array of one client alone comes back as
-    the change with which the server trains its generator. All other groups come back as values.
-    """
-    holds_changes = reductions[group_of(key)] in (Reduction.SUM, Reduction.PER_CLIENT)
-    return np.zeros_like(sent) if holds_changes else sent
+    """Return the array from which a change is counted: what was sent, or zeros where clients send changes."""
+    return np.zeros_like(sent) if reductions[group_of(key)] in CHANGES else sent
 
 
 def forged_nodes(context: ServerContext, steps: Sequence["_Step"]) -> Mapping[int, Sender]:

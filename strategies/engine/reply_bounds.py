@@ -77,10 +77,11 @@ class Bounds:
             return
         if reply.arrays:
             divisors = _divisors(reply, self.reductions)
-            self._refuse_long(norms_of_change(_with_outliers(reply), self.shared, divisors))
+            self._refuse_long(norms_of_change(_with_outliers(reply), self.shared, self.reductions, divisors))
         for client, arrays in reply.per_client.items():
             sent, trained = self.per_client[client], {key: arrays[key] for key in arrays if key != LABEL_COUNTS}
-            refuse_long(norms_of_change(trained, sent), reference_norms(sent), self.max_ratio)
+            noise = noise_norms(sent, self.noise) if self.noise else None
+            refuse_long(norms_of_change(trained, sent, self.reductions), reference_norms(sent), self.max_ratio, noise)
 
     def check_means(self, means: SharedArrays, num_clients: int) -> None:
         """Check the opened means of a secure sum, of which single replies cannot be checked.
@@ -91,7 +92,7 @@ class Bounds:
         if self.max_ratio:
             sums = {key: self.reductions[group_of(key)] is Reduction.SUM for key in means}
             divisors = {key: float(num_clients) if is_sum else 1.0 for key, is_sum in sums.items()}
-            self._refuse_long(norms_of_change(means, self.shared, divisors))
+            self._refuse_long(norms_of_change(means, self.shared, self.reductions, divisors))
 
     def _refuse_long(self, changes: Mapping[str, float]) -> None:
         noise = noise_norms(self.shared, self.noise) if self.noise else None

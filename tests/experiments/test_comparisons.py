@@ -77,7 +77,9 @@ def test_what_attackers_find_is_drawn_against_the_accuracy_without_an_attack(tmp
     study, records = load_study("what-to-choose"), read_records(find_records("what-to-choose"))
     without = {place: cell for place, cell in records.cells.items() if place[:2] != ("fedrep", "accuracy")}
     restore(study, dataclasses.replace(records, cells=without), tmp_path)
-    (picture,) = draw(study, records.study_manifest, tmp_path, "leakage-accuracy")
+    with pytest.raises(RunDirectoryError, match="by 3 versions of the code: "):
+        draw(study, records.study_manifest, tmp_path, "leakage-accuracy")
+    (picture,) = draw(study, records.study_manifest, tmp_path, "leakage-accuracy", mix=True)
     assert picture.stat().st_size > 10_000
     with picture.with_suffix(".csv").open(newline="") as stream:
         points = {(point["row"], point["column"]): point for point in csv.DictReader(stream)}

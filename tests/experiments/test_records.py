@@ -325,7 +325,7 @@ def test_a_page_compares_a_row_with_the_same_clients(tmp_path: Path) -> None:
     removed = '{"row": "local-tuned", "column": "cifar10-20", "seed": 1'
     (tmp_path / "one.jsonl").write_text("".join(line for line in lines if not line.startswith(removed)))
     one = differences(tmp_path / "one.jsonl")
-    assert one.pop("Local-only, tuned rate") == "reference"
+    assert one.pop("Local-only, tuned rate (1 of 2 seeds)") == "reference"
     assert one.keys() == both.keys()
     assert all(text.endswith(", 1 seed)") for text in one.values())
 

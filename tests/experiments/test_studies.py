@@ -243,11 +243,14 @@ def test_cells_of_two_commits_are_not_mixed_unasked(finished):
     manifest["settings"]["momentum"] = 0.25
     path.write_text(json.dumps(manifest))
     try:
-        with pytest.raises(RunDirectoryError, match=r"momentum 0\.25 instead of 0\.5(.|\n)*by 2 commits"):
+        with pytest.raises(RunDirectoryError, match=r"momentum 0\.25 instead of 0\.5(.|\n)*by 2 versions"):
             collect(load_study("table-1"), QUICK, finished)
         mixed = collect(load_study("table-1"), QUICK, finished, mix=True).commits
         assert len(mixed) == 2
-        assert "0" * 12 + "-dirty" in mixed
+        assert mixed[0].startswith("0" * 12 + "-dirty")
+        with pytest.raises(RunDirectoryError, match=r"momentum 0\.25 instead of 0\.5"):
+            draw(load_study("table-1"), QUICK, finished, "train_loss")
+        assert draw(load_study("table-1"), QUICK, finished, "train_loss", mix=True)
     finally:
         path.write_text(before)
 

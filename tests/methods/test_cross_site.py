@@ -386,3 +386,12 @@ def test_a_damaged_file_is_named(tmp_path):
         with pytest.raises(StateError, match=r"cross_site\.json is damaged"):
             CrossSite.read(tmp_path)
     assert CrossSite.read(Path("/nonexistent")) is None
+
+
+@pytest.mark.parametrize("names", ["mlp", "mlp,mlp"])
+def test_one_name_of_networks_is_the_target(names, federate):
+    """`target` is another network then, which no client trains."""
+    listed = federate("pfedhn", cross_site=True, target="cnn", **{"pfedhn.targets": names})
+    assert found_in(listed) == replace(
+        found_in(federate("pfedhn", cross_site=True, target="mlp")), bytes_on_wire=found_in(listed).bytes_on_wire
+    )

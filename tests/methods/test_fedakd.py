@@ -18,6 +18,7 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RefusalError
 from hyperfl_flwr.data.public_samples import mixture, public_samples
+from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.launch.contract.folders import current_private, last_checkpoint, metrics
 from hyperfl_flwr.metrics.evaluation import evaluate
@@ -175,6 +176,22 @@ def test_the_aggregate_accuracy_is_that_after_the_digest(tmp_path: Path) -> None
 def test_what_cannot_work_is_refused(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         check_run(RunConfig.from_flat(small_settings(method="fedakd") | changes), (1, 8, 8), 10)
+
+
+def test_the_clients_file_is_refused_however_it_is_spelled(tmp_path: Path) -> None:
+    """Relative to data-root, through a link, or with a detour; a copy is another file, and its samples may differ."""
+    file = tmp_path / "own.npz"
+    digits = load_dataset("digits").train
+    np.savez(file, images=digits.images[:200], labels=digits.labels[:200])
+    (tmp_path / "link.npz").symlink_to(file)
+    spellings = ("own.npz", f"{tmp_path}/../{tmp_path.name}/own.npz", "link.npz")
+    for spelling in spellings:
+        settings = {"dataset": f"npz:{file}", "data-root": str(tmp_path), "fedakd.unlabelled": f"npz:{spelling}"}
+        config = RunConfig.from_flat(small_settings(method="fedakd") | settings)
+        with pytest.raises(ConfigError, match="the clients' own data set"):
+            check_run(config, (1, 8, 8), 10)
+        with pytest.raises(RefusalError, match="its own data set"):
+            refuse_own_as_public(config, simulated=True)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,13 @@ def test_without_steps_it_is_fedavg_bit_for_bit(federate: Federate) -> None:
     assert runs["some"] != runs["fedavg"]
 
 
+@pytest.mark.parametrize("changes", [{"num_clients": 1}, {"fraction_train": 0.2, "last_round": "sampled"}])
+def test_from_a_single_model_nothing_is_learnt(changes: dict[str, Any], federate: Federate) -> None:
+    """Its logits are the student's, up to rounding, which Adam would turn into whole steps: the round is FedAvg's."""
+    runs = [exact(last_checkpoint(federate(method, num_rounds=2, **changes))[0]) for method in ("fedavg", "feddf")]
+    assert runs[0] == runs[1]
+
+
 def test_running_statistics_are_those_of_the_mean(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Distillation trains all parameters, and leaves the averaged statistics of BatchNorm as they are."""
     means: list[dict[str, np.ndarray]] = []

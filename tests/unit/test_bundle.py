@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from hyperfl_flwr.core import versions
+from hyperfl_flwr.core.code_version import code_entry
 from hyperfl_flwr.launch import app_bundle
-from hyperfl_flwr.runs import manifest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-PROGRAM = "import json; from hyperfl_flwr.runs.manifest import code; print(json.dumps(code()))"
+PROGRAM = "import json; from hyperfl_flwr.core.code_version import code_entry; print(json.dumps(code_entry()))"
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_an_app_tells_the_commit_that_it_was_copied_from(
 
 def test_the_processes_of_a_study_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(versions.COMMIT_VARIABLE, f"{COMMIT}-dirty")
-    assert (manifest.code()["commit"], manifest.code()["dirty"]) == (COMMIT, True)
+    assert (code_entry()["commit"], code_entry()["dirty"]) == (COMMIT, True)
 
 
 def test_no_attack_and_no_command_line_travels_to_a_node(tmp_path: Path) -> None:

@@ -17,11 +17,15 @@ SENT = {"net/a": np.full(3, 1.0, np.float32), "net/b": np.full(1, 1.0, np.float3
 
 
 def reply(change: float, *, reduction: Reduction = Reduction.MEAN_BY_EXAMPLES, **metrics: float) -> TrainingReply:
-    """Return the reply of two clients with 10 and 30 samples; its mean is `SENT` with a change of `net/b`."""
+    """Return the reply of two clients with 10 and 30 samples; its mean is `SENT` with a change of `net/b`.
+
+    A sum is of changes: its mean is the change alone.
+    """
     numbers = {"personalized-accuracy": 0.5} | {name.replace("_", "-"): value for name, value in metrics.items()}
     results = [ClientResult(client=client, num_examples=10 + 20 * client, metrics=numbers) for client in (0, 1)]
     weight = np.float64(40.0 if reduction is Reduction.MEAN_BY_EXAMPLES else 2.0)
-    mean = {**SENT, "net/b": SENT["net/b"] + np.float32(change)}
+    start = {key: value * np.float32(reduction is not Reduction.SUM) for key, value in SENT.items()}
+    mean = {**start, "net/b": start["net/b"] + np.float32(change)}
     return TrainingReply(report=Report(results=results), arrays={key: value * weight for key, value in mean.items()})
 
 
@@ -50,7 +54,8 @@ def test_a_ratio_of_zero_allows_any_update() -> None:
 def test_what_was_sent_may_be_zero() -> None:
     """For 4 zeros, 0.05 each counts, a norm of 0.1: an update of 0.19 is accepted and one of 0.21 refused."""
     sent = {"net/a": np.zeros(4, np.float32)}
-    bounds = bounds_of({"net": Reduction.MEAN}, shared=sent, per_client={0: {"own/a": sent["net/a"]}})
+    reductions = {"net": Reduction.MEAN, "own": Reduction.EACH}
+    bounds = bounds_of(reductions, shared=sent, per_client={0: {"own/a": sent["net/a"]}})
     results = [ClientResult(client=0, num_examples=1, metrics={"personalized-accuracy": 0.0})]
     for length, fits in ((0.19, True), (0.21, False)):
         arrays = {"net/a": np.array([length, 0, 0, 0], np.float32)}
@@ -61,6 +66,51 @@ def test_what_was_sent_may_be_zero() -> None:
             else:
                 with pytest.raises(ValueError, match=r"2\.1 times the norm"):
                     bounds.check(one)
+
+
+def alone(value: float) -> TrainingReply:
+    """Return the reply of a client that sends arrays alone, `own/a` with four equal elements."""
+    results = [ClientResult(client=0, num_examples=1, metrics={"personalized-accuracy": 0.0})]
+    arrays = {"own/a": np.full(4, value, np.float32)}
+    return TrainingReply(report=Report(results=results), arrays={}, per_client={0: arrays})
+
+
+def test_changes_are_measured_from_zero() -> None:
+    """A client of pFedHN sends the change of its network: none is 0, and what wipes the network 1, not the reverse."""
+    sent = {0: {"own/a": np.full(4, 1.0, np.float32)}}
+    changes, values = (
+        bounds_of({"own": reduction}, max_ratio=0.9, per_client=sent)
+        for reduction in (Reduction.PER_CLIENT, Reduction.EACH)
+    )
+    for bounds, harmless, wiped in ((changes, 0.0, -1.0), (values, 1.0, 0.0)):
+        bounds.check(alone(harmless))
+        with pytest.raises(ValueError, match=r"update of own has 1 times the norm"):
+            bounds.check(alone(wiped))
+
+
+def test_noise_of_a_client_alone_does_not_count() -> None:
+    """Of a change of 3 in each element, noise with a standard deviation of 1 explains 1.1."""
+    sent = {0: {"own/a": np.full(4, 1.0, np.float32)}}
+    bounds = bounds_of({"own": Reduction.EACH}, per_client=sent)
+    with pytest.raises(ValueError, match=r"has 3 times the norm"):
+        bounds.check(alone(4.0))
+    replace(bounds, noise=1.0).check(alone(4.0))
+    with pytest.raises(ValueError, match=r"has 2\.9 times the norm"):
+        replace(bounds, noise=1.0).check(alone(5.0))
+
+
+def test_control_variates_are_as_large_as_gradients() -> None:
+    """SCAFFOLD's begin at 0; their reference is 1 for each element, not the size of a network's parameters."""
+    sent = {"control/a": np.zeros(4, np.float32)}
+    bounds = bounds_of({"control": Reduction.SUM}, shared=sent)
+    results = [ClientResult(client=0, num_examples=1, metrics={"personalized-accuracy": 0.0})]
+    for size, fits in ((1.9, True), (2.1, False)):
+        one = TrainingReply(report=Report(results=results), arrays={"control/a": np.full(4, size, np.float32)})
+        if fits:
+            bounds.check(one)
+        else:
+            with pytest.raises(ValueError, match=r"update of control has 2\.1 times the norm"):
+                bounds.check(one)
 
 
 def test_numbers_that_overflow() -> None:

@@ -5,6 +5,8 @@ import shutil
 import statistics
 from pathlib import Path
 
+import pytest
+
 from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.results.compare import compare
 from hyperfl_flwr.results.report import write_report
@@ -59,6 +61,23 @@ def test_the_best_round_is_that_of_the_highest_mean(federate: Federate) -> None:
     assert (summary["best_round"], summary["best_accuracy"]) == (2, 0.99)
     assert "Training has got worse" in write_report(run).read_text()
     assert any("was highest after round 2, 99.00 %" in note for note in compare([run, federate("local")]).notes)
+
+
+@pytest.mark.parametrize(("lacking", "best"), [({2}, {1, 3}), ({1, 2, 3}, {2})])
+def test_a_round_without_some_clients_is_best_only_if_all_are(
+    lacking: set[int], best: set[int], federate: Federate
+) -> None:
+    """Its mean is over other clients: the second round has the highest mean, and the most of those that lack some."""
+    run = federate("fedavg", num_rounds=3)
+    lines = []
+    for row in read_metrics(run):
+        if row["kind"] == "train" and row["round"] in lacking:
+            row |= {"failed": [0], "clients": 4 if row["round"] == 2 else 3}
+        if (row["kind"], row["round"]) == ("train", 2):
+            row |= {"personalized_accuracy": 0.99}
+        lines.append(json.dumps(row) + "\n")
+    (run / "metrics.jsonl").write_text("".join(lines))
+    assert summarise(run)["best_round"] in best
 
 
 def test_what_an_accuracy_is_worth_is_of_the_clients_that_it_is_of(federate: Federate) -> None:

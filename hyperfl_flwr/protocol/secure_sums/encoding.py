@@ -25,15 +25,7 @@ from numpy.typing import NDArray
 from hyperfl_flwr.protocol.arrays import BLOCK, SharedArrays, blocks
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.protocol.secure_sums.noise import SumNoise
-
-USUAL_SIZE = 0.05
-"""Approximate root mean square of a network's initial parameters; the reference for arrays that are smaller."""
-
-LARGE_SIZE = 1.0
-"""Reference for gradients, and for running statistics of BatchNorm, which begin at 0 and change by about 1."""
-
-GRADIENTS = frozenset({"control"})
-"""Groups that hold gradients: SCAFFOLD's control variates begin at 0, and are up to 1 in a classifier's bias."""
+from hyperfl_flwr.protocol.usual_sizes import GRADIENTS, LARGE_SIZE, USUAL_SIZE
 
 FEWEST_BITS = 8
 """Least number f of fractional bits; with fewer, too many clients take part."""
