@@ -161,6 +161,7 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
         "table-1-fashion-mnist-20": TABLE_1,
         "tuning-digits": rates_on("digits"),
         "tuning-cifar10": rates_on("cifar10"),
+        "tuning-omniglot": rates_on("omniglot"),
         "quickstart": Measured(section="quickstart"),
     },
     "results/personalized.md": {
@@ -213,6 +214,7 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
             for column in ("fashion-mnist", "cifar10")
         },
     },
+    # POISONING
     "privacy/threat-model.md": {
         "membership": Table(
             records="membership",

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hyperfl_flwr.protocol.arrays import SharedArrays, blocks
 from hyperfl_flwr.protocol.messages import Reduction, group_of
-from hyperfl_flwr.protocol.usual_sizes import GRADIENTS, LARGE_SIZE, USUAL_SIZE
+from hyperfl_flwr.protocol.usual_sizes import GRADIENT_SIZE, GRADIENTS, USUAL_SIZE
 
 CHANGES = frozenset({Reduction.SUM, Reduction.PER_CLIENT})
 """Reductions of groups in which clients send changes themselves.
@@ -58,7 +58,7 @@ def reference_norms(sent: SharedArrays) -> dict[str, float]:
         parts = (block.astype(np.float64) for _, block in blocks(value))
         squares[group] = squares.get(group, 0.0) + sum(float(np.dot(part, part)) for part in parts)
         sizes[group] = sizes.get(group, 0) + value.size
-    usual = {group: LARGE_SIZE if group in GRADIENTS else USUAL_SIZE for group in squares}
+    usual = {group: GRADIENT_SIZE if group in GRADIENTS else USUAL_SIZE for group in squares}
     return {group: max(math.sqrt(squares[group]), usual[group] * math.sqrt(sizes[group])) for group in squares}
 
 

@@ -100,11 +100,11 @@ def test_noise_of_a_client_alone_does_not_count() -> None:
 
 
 def test_control_variates_are_as_large_as_gradients() -> None:
-    """SCAFFOLD's begin at 0; their reference is 1 for each element, not the size of a network's parameters."""
+    """SCAFFOLD's begin at 0; their reference is 0.2 for each element, not the size of a network's parameters."""
     sent = {"control/a": np.zeros(4, np.float32)}
     bounds = bounds_of({"control": Reduction.SUM}, shared=sent)
     results = [ClientResult(client=0, num_examples=1, metrics={"personalized-accuracy": 0.0})]
-    for size, fits in ((1.9, True), (2.1, False)):
+    for size, fits in ((0.39, True), (0.42, False)):
         one = TrainingReply(report=Report(results=results), arrays={"control/a": np.full(4, size, np.float32)})
         if fits:
             bounds.check(one)
