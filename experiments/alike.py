@@ -39,7 +39,7 @@ def require_alike(cells: Iterable[Cell], folder: Path) -> None:
 def _other_sources(cell: Cell, manifest: Mapping[str, Any], known: dict[str, tuple[str, str]]) -> Sequence[str]:
     """Return which sources are others than in an earlier cell of the column; adds to the known ones."""
     problems = []
-    names = {"data": f"{cell.column} {cell.config.dataset}", "model": cell.config.target}
+    names = {"data": f"{cell.column} {cell.config.dataset}", "model": f"{cell.config.target} {cell.config.lpm.weights}"}
     for entry, text in SOURCES.items():
         if digest := manifest.get(entry, {}).get("sha256", ""):
             # A row may have a data set or a network of its own.

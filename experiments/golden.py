@@ -71,7 +71,7 @@ def write_fingerprints(folder: Path, current: Mapping[str, str]) -> None:
     kept = dict(current)
     if len(codes) > 1:
         for part in parts:
-            earlier = {} if part["code"]["dirty"] else _fingerprints_at(part["code"]["commit"])
+            earlier = {} if part["code"]["dirty"] else _fingerprints_at(part["code"]["commit"] or "")
             kept = {name: value for name, value in kept.items() if earlier.get(name) == value}
     write_atomically(folder / IN_CELL, json.dumps(kept).encode())
 

@@ -60,12 +60,20 @@ def numbers_of(records: Records, cells: Sequence[Place], key: str) -> list[float
     return [value for place in cells if (value := number_of(records, place, key)) is not None]
 
 
+def _honest(records: Records, place: Place) -> int:
+    """Return the number of a run's clients without those of nodes that lie, if each node has one: these never count."""
+    summary = records.cells[place]["summary"]
+    num_clients = int(summary.get("num_clients", 0))  # attacks have none
+    liars = str(records.cells[place]["manifest"]["resolved"].get("adversary.nodes", "none"))
+    return num_clients - (len(liars.split(",")) if liars != "none" and summary["num_nodes"] == num_clients else 0)
+
+
 def fewer_than_all(records: Records, cells: Sequence[Place], key: str, known: int) -> str:
     """Say which seeds and clients a mean is not over; empty if it is over all."""
     parts = [f"{known} of {len(cells)} seeds"] if known < len(cells) else []
     if key in ("test_accuracy", "test_accuracy_aggregate"):
         counts = [count for count in numbers_of(records, cells, f"{key}_num_clients") if count]
-        everyone = max(numbers_of(records, cells, "num_clients"), default=0)
+        everyone = max((_honest(records, place) for place in cells), default=0)
         parts += [f"{min(counts):g} of {everyone:g} clients"] if counts and min(counts) < everyone else []
     return f" ({', '.join(parts)})" if parts else ""
 

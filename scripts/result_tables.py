@@ -11,6 +11,7 @@ from experiments.matrix import WHAT_TO_CHOOSE, Matrix
 from experiments.number_formats import in_mb, in_percent, one_digit, short, three_digits, two_digits
 from experiments.page_tables import Figure, Table
 from scripts.computed_tables import Convergence, DualCosts, Thresholds
+from scripts.poisoning_tables import POISONING
 from scripts.rate_tables import RATES_ON_DIGITS, rates_on
 
 
@@ -214,7 +215,7 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
             for column in ("fashion-mnist", "cifar10")
         },
     },
-    # POISONING
+    "privacy/poisoning.md": POISONING,
     "privacy/threat-model.md": {
         "membership": Table(
             records="membership",

@@ -6,7 +6,7 @@ from pathlib import Path
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.core.errors import RefusalError
+from hyperfl_flwr.core.errors import DataError, RefusalError
 from hyperfl_flwr.data.sample_format import is_local_data, is_same_data
 from hyperfl_flwr.privacy.budget import FILE, NEEDS_BOUND, PrivacyBudget
 
@@ -60,7 +60,11 @@ def refuse_own_as_public(config: RunConfig, *, simulated: bool) -> None:
     if not name:
         return
     data_root = Path(config.data_root) if config.data_root else None
-    if (is_local_data(name) and not simulated) or is_same_data(name, config.dataset, data_root):
+    try:
+        is_own = (is_local_data(name) and not simulated) or is_same_data(name, config.dataset, data_root)
+    except DataError as error:
+        raise RefusalError(str(error)) from None
+    if is_own:
         raise RefusalError(
             f"the public samples of this run, {name}, are files of this node or its own data set, and what models "
             f"compute on them would be sent; take noise, or the name of another data set"

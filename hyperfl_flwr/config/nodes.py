@@ -42,8 +42,8 @@ class NodesConfig(Section):
     max_update_ratio: NonNegativeFloat = setting(
         10.0,
         "Largest mean change of a shared group in a reply, as a multiple of the norm of the sent parameters (which "
-        "counts as at least 0.05 for each parameter, and 0.2 for each control variate of scaffold). A reply with a larger "
-        "one is left out; 0 allows any.",
+        "counts as at least 0.05 for each parameter, and 0.2 for each control variate of scaffold). A reply with a "
+        "larger one is left out; 0 allows any.",
         resumable=True,
     )
     exclusion_rounds: NonNegative = setting(

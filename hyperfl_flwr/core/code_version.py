@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hyperfl_flwr import ROOT
-from hyperfl_flwr.core.commit import COMMIT
+from hyperfl_flwr.core.commit import COMMIT, SOURCE
 from hyperfl_flwr.core.package_guard import APP
 from hyperfl_flwr.core.source_files import digest_of
 from hyperfl_flwr.core.versions import COMMIT_VARIABLE
@@ -26,11 +26,11 @@ def code_entry() -> dict[str, Any]:
 
     Returns:
         The git commit, True in `dirty` if files differ from it (both None if unknown), and the app's folder; where the
-        commit does not say what the files are, also their SHA-256.
+        commit does not say what the files are, also their SHA-256; in a bundle that of the files it was made from.
     """
     commit, _, dirty = (COMMIT or os.environ.get(COMMIT_VARIABLE, "")).partition("-")
     entry = {"commit": commit or None, "dirty": dirty == "dirty" if commit else None, "app": str(ROOT)}
-    return entry if commit and not dirty else entry | {"sha256": code_digest()}
+    return entry if commit and not dirty else entry | {"sha256": SOURCE or code_digest()}
 
 
 def code_versions(manifest: Mapping[str, Any]) -> list[str]:

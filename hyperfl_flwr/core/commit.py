@@ -2,3 +2,6 @@
 
 COMMIT = ""
 """Commit hash, with the suffix `-dirty` if files differed from it; empty in a checkout, where git knows the commit."""
+
+SOURCE = ""
+"""SHA-256 of the files that the bundle was made from, some of which it leaves out; empty outside bundles."""

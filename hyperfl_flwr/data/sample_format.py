@@ -180,13 +180,19 @@ def is_same_data(one: str, other: str, data_root: Path | None) -> bool:
         other: Another one.
         data_root: Folder of the data sets.
 
+    A folder is the same data as one that contains it.
+
     Raises:
-        DataError: If a name is of custom data that cannot be found, see `located`.
+        DataError: If a name is of custom data that cannot be found, see `located`, or its path cannot be resolved.
     """
     if not (is_local_data(one) and is_local_data(other)):
         return one == other
-    first, second = (located(name, data_root).resolve() for name in (one, other))
-    return first == second or (first.exists() and second.exists() and first.samefile(second))
+    try:
+        first, second = (located(name, data_root).resolve() for name in (one, other))
+        is_one_file = first.exists() and second.exists() and first.samefile(second)
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name that is too long, a zero byte
+        raise DataError(f"{one} and {other} cannot be compared: {error}; check the paths") from None
+    return is_one_file or first == second or first in second.parents or second in first.parents
 
 
 def parse_shape(text: str) -> tuple[int, int, int] | None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hyperfl_flwr.protocol.arrays import SharedArrays, blocks
 from hyperfl_flwr.protocol.messages import Reduction, group_of
-from hyperfl_flwr.protocol.usual_sizes import GRADIENT_SIZE, GRADIENTS, USUAL_SIZE
+from hyperfl_flwr.protocol.usual_sizes import GRADIENT_SIZE, GRADIENTS, GRADIENTS_AS_MEANS, USUAL_SIZE
 
 CHANGES = frozenset({Reduction.SUM, Reduction.PER_CLIENT})
 """Reductions of groups in which clients send changes themselves.
@@ -22,6 +22,11 @@ CHANGES = frozenset({Reduction.SUM, Reduction.PER_CLIENT})
 Sums are of changes, since an absent client counts as zero, and a generated array of one client alone comes back as the
 change with which the server trains its generator.
 """
+
+
+def holds_changes(group: str, reductions: Mapping[str, Reduction]) -> bool:
+    """Return whether clients send changes in a group, or gradients, and not the values that they have changed."""
+    return reductions[group] in CHANGES or group in GRADIENTS_AS_MEANS
 
 
 def norms_of_change(
@@ -43,7 +48,7 @@ def norms_of_change(
     """
     squares: dict[str, float] = {}
     for key, value in received.items():
-        start = None if reductions[group_of(key)] in CHANGES else sent[key]
+        start = None if holds_changes(group_of(key), reductions) else sent[key]
         square = _squared_change(value, start, divisors[key] if divisors else 1.0)
         squares[group_of(key)] = squares.get(group_of(key), 0.0) + square
     return {group: math.sqrt(square) for group, square in squares.items()}

@@ -9,6 +9,9 @@ LARGE_SIZE = 1.0
 GRADIENTS = frozenset({"control"})
 """Groups that hold gradients: SCAFFOLD's control variates begin at 0, and are up to 1 in a classifier's bias."""
 
+GRADIENTS_AS_MEANS = frozenset({"generator"})
+"""Groups of gradients of which the server takes the mean: PRIV-HFL's, of a generator that it trains."""
+
 GRADIENT_SIZE = 0.2
 """Root mean square that updates of `GRADIENTS` are measured against where what was sent is smaller.
 

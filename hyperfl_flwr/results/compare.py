@@ -181,7 +181,7 @@ def _labels(keys: Sequence[str], groups: Sequence[tuple[Scalar, ...]], first: Ru
 
 
 def _numbers(runs: Sequence[Run], task: Task) -> dict[str, Spread]:
-    return {name: Spread.of([run.summary[name] for run in runs]) for name in numbers_of(task)}
+    return {name: Spread.of([run.summary.get(name) for run in runs]) for name in numbers_of(task)}
 
 
 def _scores(runs: Sequence[Run], task: Task) -> Scores:

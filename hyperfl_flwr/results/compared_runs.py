@@ -9,7 +9,7 @@ from hyperfl_flwr.config.table import neutral_keys
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.methods import METHODS, method_sections
-from hyperfl_flwr.results.same_clients import differing, division_of, have_as_many_samples, namespace
+from hyperfl_flwr.results.same_clients import differing, division_of, have_as_many_samples
 from hyperfl_flwr.runs.run_directory import read_manifest, settings_of, with_num_nodes
 from hyperfl_flwr.runs.run_sources import method_of
 from hyperfl_flwr.runs.summary import summarise
@@ -108,9 +108,10 @@ def have_same_clients(runs: Sequence[Run]) -> bool:
     """Return whether runs with equal seeds of the data have the same clients with the same test data."""
     if differing([division_of(run.settings, run.manifest) for run in runs]):
         return False
+    # Of one seed of the data: the samples of named clients, too, may be divided anew by another one.
     first: dict[Scalar, Sequence[int | None] | None] = {}
     for run in runs:
-        sizes = run.summary["test_examples_per_client"]
-        if not have_as_many_samples(first.setdefault(namespace(run.settings, run.manifest), sizes), sizes):
+        sizes = run.summary.get("test_examples_per_client")
+        if not have_as_many_samples(first.setdefault(run.settings["data.seed"], sizes), sizes):
             return False
     return True

@@ -257,7 +257,8 @@ def _best(records: Sequence[Record], name: str, part: str) -> dict[str, Any]:
     """Return the round with the highest mean accuracy, the first of several, and that accuracy.
 
     A mean without clients that failed or were away is of other clients, and can be higher for that reason: such rounds
-    count only if there are no others, and of these those with the most clients.
+    count only if there are no others, and of these those with the most clients. Lines of aggregates do not say who
+    failed, and all count.
     """
     known = [record for record in records if name in record]
     complete = [record for record in known if not record.get("failed") and not record.get("away")]

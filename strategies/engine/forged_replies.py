@@ -30,7 +30,7 @@ from hyperfl_flwr.protocol.messages import (
 )
 from hyperfl_flwr.protocol.packing import pack_arrays, pack_by_number, unpack_arrays
 from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
-from hyperfl_flwr.protocol.update_norms import CHANGES
+from hyperfl_flwr.protocol.update_norms import holds_changes
 from hyperfl_flwr.server.exchange import Exchange
 from strategies.engine.context import ServerContext
 from strategies.engine.forged_changes import forged_changes
@@ -97,7 +97,7 @@ class Sender:
 
 def start_of(key: str, sent: NDArray[Any], reductions: Mapping[str, Reduction]) -> NDArray[Any]:
     """Return the array from which a change is counted: what was sent, or zeros where clients send changes."""
-    return np.zeros_like(sent) if reductions[group_of(key)] in CHANGES else sent
+    return np.zeros_like(sent) if holds_changes(group_of(key), reductions) else sent
 
 
 def forged_nodes(context: ServerContext, steps: Sequence["_Step"]) -> Mapping[int, Sender]:

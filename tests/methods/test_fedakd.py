@@ -184,6 +184,7 @@ def test_the_clients_file_is_refused_however_it_is_spelled(tmp_path: Path) -> No
     digits = load_dataset("digits").train
     np.savez(file, images=digits.images[:200], labels=digits.labels[:200])
     (tmp_path / "link.npz").symlink_to(file)
+    (tmp_path / "loop.npz").symlink_to(tmp_path / "loop.npz")
     spellings = ("own.npz", f"{tmp_path}/../{tmp_path.name}/own.npz", "link.npz")
     for spelling in spellings:
         settings = {"dataset": f"npz:{file}", "data-root": str(tmp_path), "fedakd.unlabelled": f"npz:{spelling}"}
@@ -192,6 +193,17 @@ def test_the_clients_file_is_refused_however_it_is_spelled(tmp_path: Path) -> No
             check_run(config, (1, 8, 8), 10)
         with pytest.raises(RefusalError, match="its own data set"):
             refuse_own_as_public(config, simulated=True)
+    settings = {"dataset": f"npz:{file}", "data-root": str(tmp_path), "fedakd.unlabelled": "npz:loop.npz"}
+    config = RunConfig.from_flat(small_settings(method="fedakd") | settings)
+    with pytest.raises(ConfigError, match=r"cannot be compared: .* check the paths"):
+        check_run(config, (1, 8, 8), 10)
+    with pytest.raises(RefusalError, match=r"cannot be compared: .* check the paths"):
+        refuse_own_as_public(config, simulated=True)
+    settings = {"dataset": f"folder:{tmp_path}/set", "fedakd.unlabelled": f"folder:{tmp_path}/set/train"}
+    config = RunConfig.from_flat(small_settings(method="fedakd") | settings)
+    (tmp_path / "set" / "train").mkdir(parents=True)
+    with pytest.raises(RefusalError, match="its own data set"):
+        refuse_own_as_public(config, simulated=True)
 
 
 @pytest.mark.parametrize(

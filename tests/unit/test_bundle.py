@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hyperfl_flwr.core import versions
-from hyperfl_flwr.core.code_version import code_entry
+from hyperfl_flwr.core.code_version import code_digest, code_entry
 from hyperfl_flwr.launch import app_bundle
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -30,6 +30,8 @@ def test_an_app_tells_the_commit_that_it_was_copied_from(
     out = subprocess.run([sys.executable, "-c", PROGRAM], cwd=app, capture_output=True, text=True, check=True).stdout
     code = json.loads(out)
     assert (code["commit"], code["dirty"], code["app"]) == (*expected, str(app))
+    # The bundle lacks some of the files, but is the version that it was made from.
+    assert code.get("sha256") == (None if told == COMMIT else code_digest())
 
 
 def test_the_processes_of_a_study_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,20 @@ def test_changes_are_measured_from_zero() -> None:
             bounds.check(alone(wiped))
 
 
+def test_gradients_of_which_the_mean_is_taken_are_measured_from_zero() -> None:
+    """PRIV-HFL's clients send gradients of the generator that the server trains."""
+    sent = {"generator/a": np.full(4, 1.0, np.float32)}
+    bounds = bounds_of({"generator": Reduction.MEAN}, shared=sent, max_ratio=0.9)
+    results = [ClientResult(client=0, num_examples=1, metrics={"personalized-accuracy": 0.0})]
+    small, large = (
+        TrainingReply(report=Report(results=results), arrays={"generator/a": np.full(4, size, np.float32)})
+        for size in (0.01, 1.0)
+    )
+    bounds.check(small)
+    with pytest.raises(ValueError, match="update of generator has 1 times the norm"):
+        bounds.check(large)
+
+
 def test_noise_of_a_client_alone_does_not_count() -> None:
     """Of a change of 3 in each element, noise with a standard deviation of 1 explains 1.1."""
     sent = {0: {"own/a": np.full(4, 1.0, np.float32)}}
