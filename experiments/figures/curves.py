@@ -2,14 +2,13 @@
 
 import json
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from experiments.alike import require_alike
-from experiments.collect import Place
 from experiments.figures.accuracy_bytes import draw_accuracy_bytes
 from experiments.figures.attackers import draw_membership, draw_property
 from experiments.figures.leakage import draw_leakage_accuracy
@@ -49,7 +48,6 @@ def draw(
     *,
     open_private_state: bool = False,
     mix: bool = False,
-    stale: Collection[Place] = (),
 ) -> list[Path]:
     """Draw a figure of a study's finished cells.
 
@@ -65,8 +63,7 @@ def draw(
             `experiments.figures.leakage`; `membership` and `property`, see `experiments.figures.attackers`;
             `NUMBER@SETTING`, a number of summary.json against a setting of the columns.
         open_private_state: Whether `embeddings` may be read from the private files of simulated clients.
-        mix: Whether to draw cells that `require_alike` refuses.
-        stale: Cells that are drawn although their records, from which they were restored, are out of date.
+        mix: Whether to draw cells of other settings than the study's, and those that `require_alike` refuses.
 
     Returns:
         Paths of the pictures, in the folder.
@@ -77,10 +74,10 @@ def draw(
             figure.
     """
     cells = study.cells(quick=study_manifest.quick, seeds=seeds_in(folder), changes=study_manifest.changes)
-    finished = [cell for cell in cells if _is_finished(cell, folder, mix=mix, stale=stale)]
+    finished = [cell for cell in cells if _is_finished(cell, folder, mix=mix)]
     if not finished:
         raise RunDirectoryError(f"{folder} holds no finished cell; run `hyperfl study {study.name}`")
-    if not (mix or stale):
+    if not mix:
         require_alike(finished, folder)
     if kind not in ("labels", "embeddings", "pseudo-data", *OF_SUMMARIES):
         return [_draw_curves(study, study_manifest, folder, finished, kind)]
@@ -106,11 +103,9 @@ def draw(
     )
 
 
-def _is_finished(cell: Cell, folder: Path, *, mix: bool, stale: Collection[Place]) -> bool:
+def _is_finished(cell: Cell, folder: Path, *, mix: bool) -> bool:
     """Return whether a cell has results; `is_finished` refuses those of other settings."""
-    if mix or (cell.row, cell.column, cell.seed) in stale:
-        return (cell.folder(folder) / "summary.json").is_file()
-    return is_finished(cell, folder)
+    return (cell.folder(folder) / "summary.json").is_file() if mix else is_finished(cell, folder)
 
 
 def _draw_pseudo_data(cells: Sequence[Cell], folder: Path) -> list[Path]:

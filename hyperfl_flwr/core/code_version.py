@@ -39,7 +39,7 @@ def code_versions(manifest: Mapping[str, Any]) -> list[str]:
     Equal texts are equal code: a commit, and without one, or with changes since, the start of the files' SHA-256, which
     manifests of earlier versions lack.
     """
-    return [_version(part["code"], part["versions"]) for part in (manifest, *manifest.get("resumed", ()))]
+    return [_version(part["code"], part.get("versions", {})) for part in (manifest, *manifest.get("resumed", ()))]
 
 
 def _version(code: Mapping[str, Any], versions: Mapping[str, str]) -> str:

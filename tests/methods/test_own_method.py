@@ -261,6 +261,8 @@ def test_runs_of_other_versions_are_no_seeds_of_one_group(federate: Federate) ->
     other = first.with_name("other")
     shutil.copytree(first, other)
     version(other, "\n# another version\n")
+    manifest = json.loads((other / "manifest.json").read_text())
+    (other / "manifest.json").write_text(json.dumps(manifest | {"experiment": "0" * 16}))
     found = compare([first, other])
     assert [group.label for group in found.groups] == [
         f"own_method:PRIVATE_HEAD, method source={read_manifest(run)['method']['sha256'][:8]}" for run in (first, other)

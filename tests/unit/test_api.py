@@ -228,7 +228,9 @@ def test_numbers_of_numpy(finished: Path, in_this_process: None, tmp_path: Path)
 
 def test_folders_below_the_users_home_are_compared(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(finished.parent))
-    shutil.copytree(finished, finished.parent / "other")
+    other = Path(shutil.copytree(finished, finished.parent / "other"))
+    manifest = json.loads((other / "manifest.json").read_text())
+    (other / "manifest.json").write_text(json.dumps(manifest | {"experiment": "0" * 16}))
     assert hyperfl.compare([f"~/{finished.name}", "~/other"])
 
 

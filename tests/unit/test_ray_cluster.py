@@ -17,6 +17,7 @@ import hyperfl_flwr as hyperfl
 from hyperfl_flwr.app import host_report
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.core import code_version
 from hyperfl_flwr.core.errors import ConfigError, DeviceError
 from hyperfl_flwr.data.digests import data_digest
 from hyperfl_flwr.data.federated_data import load_federated_data
@@ -181,7 +182,7 @@ def test_another_file_is_other_code(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         file.write("\n")
 
     def digest(folder: str) -> str:
-        monkeypatch.setattr(host_report, "ROOT", tmp_path / folder)
+        monkeypatch.setattr(code_version, "ROOT", tmp_path / folder)
         return host_report.code_digest()
 
     assert digest("app") == digest("copy") != digest("altered")
