@@ -1,6 +1,8 @@
 """Small federations in one process."""
 
+import json
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -55,3 +57,11 @@ def setting_of(config: RunConfig, grid: InProcessGrid) -> ServerContext:
     return ServerContext(
         config=resolved(config), federation=federation, reductions={}, experiment="0" * 16, run_directory=config.output
     )
+
+
+def repeated(run: Path, folder: Path) -> Path:
+    """Copy a run's folder as that of another run with the same settings and results, and return it."""
+    other = Path(shutil.copytree(run, folder))
+    manifest = json.loads((other / "manifest.json").read_text())
+    (other / "manifest.json").write_text(json.dumps(manifest | {"experiment": "0" * 16}))
+    return other

@@ -235,7 +235,16 @@ def _notes(groups: Sequence[Group]) -> list[str]:
         )
     for found in (majority_text, fall_text):
         notes += [f"{names[run.path]}: {text}." for run in runs if (text := found(run.summary))]
-    if any(has_secure_sums(run.manifest) for run in runs):
+    notes += _pairing_notes(groups)
+    if len(versions := dict.fromkeys(version for run in runs for version in code_versions(run.manifest))) > 1:
+        notes.append(f"The runs are of {len(versions)} versions of this project: {', '.join(versions)}.")
+    return notes
+
+
+def _pairing_notes(groups: Sequence[Group]) -> list[str]:
+    """Return who is compared with whom, and what the intervals of the differences cover."""
+    notes = []
+    if any(has_secure_sums(run.manifest) for group in groups for run in group.runs):
         notes.append("Numbers of single clients are not known of runs with secure sums; their clients are not paired.")
     elif any(group.difference is None and group.reference != group.label for group in groups):
         notes.append("Clients are paired only where two rows have the same seeds of the data.")
@@ -253,6 +262,4 @@ def _notes(groups: Sequence[Group]) -> list[str]:
         notes.append(
             f"Several runs have the same seeds: {'; '.join(again)}. Their mean is one seed's value in the intervals."
         )
-    if len(versions := dict.fromkeys(version for run in runs for version in code_versions(run.manifest))) > 1:
-        notes.append(f"The runs are of {len(versions)} versions of this project: {', '.join(versions)}.")
     return notes

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,3 +53,11 @@ def quick_study(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
         return folder
 
     return run
+
+
+@pytest.fixture
+def folder(quick_study: Callable[[str], Path], tmp_path: Path) -> Path:
+    """Return a copy of the quick runs of two rows of `table-1`."""
+    others = [row.name for row in load_study("table-1").rows if row.name not in ("fedavg", "local")]
+    ignored = shutil.ignore_patterns(*others, "table.*", "*.png", "checkpoints")
+    return Path(shutil.copytree(quick_study("table-1"), tmp_path / "study", ignore=ignored))

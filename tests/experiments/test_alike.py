@@ -1,8 +1,7 @@
 """Results that do not belong into one table or figure: of other code, data, weights or settings."""
 
 import json
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,6 @@ pytestmark = pytest.mark.slow
 
 STUDY, QUICK = load_study("table-1"), StudyManifest(study="table-1", quick=True, changes={})
 CELLS = STUDY.cells(quick=True, rows=["fedavg", "local"])
-
-
-@pytest.fixture
-def folder(quick_study: Callable[[str], Path], tmp_path: Path) -> Path:
-    """Return a copy of the quick runs of two rows."""
-    others = [row.name for row in STUDY.rows if row.name not in ("fedavg", "local")]
-    ignored = shutil.ignore_patterns(*others, "*.png", "checkpoints")
-    return Path(shutil.copytree(quick_study("table-1"), tmp_path / "study", ignore=ignored))
 
 
 def change(cell: Cell, folder: Path, **entries: Mapping[str, Any]) -> None:

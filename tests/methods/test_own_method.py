@@ -11,7 +11,7 @@ from pathlib import Path
 
 import own_method
 import pytest
-from federations import Call
+from federations import Call, repeated
 
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import client_of, strategy_of
@@ -258,11 +258,8 @@ def version(run: Path, text: str) -> None:
 def test_runs_of_other_versions_are_no_seeds_of_one_group(federate: Federate) -> None:
     """Reports and comparisons read the method of each run from its own folder."""
     first = federate("own_method:PRIVATE_HEAD")
-    other = first.with_name("other")
-    shutil.copytree(first, other)
+    other = repeated(first, first.with_name("other"))
     version(other, "\n# another version\n")
-    manifest = json.loads((other / "manifest.json").read_text())
-    (other / "manifest.json").write_text(json.dumps(manifest | {"experiment": "0" * 16}))
     found = compare([first, other])
     assert [group.label for group in found.groups] == [
         f"own_method:PRIVATE_HEAD, method source={read_manifest(run)['method']['sha256'][:8]}" for run in (first, other)

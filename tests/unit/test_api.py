@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import small_settings, trained
+from federations import repeated, small_settings, trained
 from safetensors.torch import load_file
 
 import hyperfl_flwr as hyperfl
@@ -228,9 +227,7 @@ def test_numbers_of_numpy(finished: Path, in_this_process: None, tmp_path: Path)
 
 def test_folders_below_the_users_home_are_compared(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(finished.parent))
-    other = Path(shutil.copytree(finished, finished.parent / "other"))
-    manifest = json.loads((other / "manifest.json").read_text())
-    (other / "manifest.json").write_text(json.dumps(manifest | {"experiment": "0" * 16}))
+    repeated(finished, finished.parent / "other")
     assert hyperfl.compare([f"~/{finished.name}", "~/other"])
 
 
