@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from matplotlib.axes import Axes
 
 from experiments import page_tables
 from experiments.figures.curves import draw
@@ -232,3 +233,12 @@ def test_the_pages_have_the_numbers_of_the_records() -> None:
     shown = [table for tables in generator.TABLES.values() for table in tables.values()]
     used = {table.records for table in shown if hasattr(table, "records")}
     assert used | {figure.records for figure in generator.FIGURES.values()} == set(shipped_records())
+
+
+@in_a_checkout
+def test_a_figure_names_rounds_that_not_all_seeds_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of FedRep's clients diverged in the last round with one of three seeds: two are no mean of three."""
+    labels: list[str] = []
+    monkeypatch.setattr(Axes, "set_xlabel", lambda panel, text: labels.append(text))
+    Figure(records="table-1", kind="personalized_accuracy").write(tmp_path / "picture.png")
+    assert labels == ["round\nFedRep without 200: not of all seeds"]

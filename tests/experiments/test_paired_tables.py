@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,12 @@ from federations import Call
 from experiments.collect import OUT_OF_DATE, Collected, collect
 from experiments.finished import NO_SCORES
 from experiments.paired import pair
-from experiments.records import read_records, record, restore
+from experiments.records import find_records, read_records, record, restore
 from experiments.runner import StudyManifest, open_study_folder, read_study_manifest, task_of
-from experiments.study import Study, parse_study
+from experiments.study import Study, load_study, parse_study
 from experiments.tables import comma_separated, latex, markdown, with_metric
 from experiments.worker import problem_of
+from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.metrics.intervals import of_crossed_means
 from hyperfl_flwr.results.differences import Difference
@@ -260,3 +262,15 @@ def test_the_command(study: Study, finished: Path, tmp_path: Path, call: Call, m
     assert row_of(text, "local") == ["local", OUT_OF_DATE]
     assert f" (1; others {OUT_OF_DATE}) [" in row_of(text, "FedAvg")[1]
     assert "local, all, 0: the record is out of date: the golden run of local has other numbers by now" in errors
+
+
+@pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="needs a checkout of the project")
+def test_a_difference_of_fewer_seeds_than_others_says_so(tmp_path: Path) -> None:
+    """Of `personalized` on CIFAR-10, FedDyn has the reference's two seeds and MOON one."""
+    study, records = load_study("personalized"), read_records(find_records("personalized"))
+    cells = {place: cell for place, cell in records.cells.items() if place[1] == "cifar10"}
+    restore(study, replace(records, cells=cells), tmp_path)
+    collected = collect(study, records.study_manifest, tmp_path, mix=True)
+    lines = {line.split(" | ")[0]: line for line in markdown(collected, pair(collected, "fedavg")).splitlines()}
+    assert "(1 seed), " in lines["| MOON"]
+    assert "seed" not in lines["| FedDyn"]
