@@ -10,7 +10,7 @@ from typing import Any
 from experiments.alike import require_alike
 from experiments.finished import Finished, fewer_text, in_unit
 from experiments.runner import StudyManifest, seeds_in
-from experiments.study import Cell, Study
+from experiments.study import Cell, Place, Study
 from experiments.study_axes import Expected, Line
 from experiments.units import best_of
 from hyperfl_flwr.core.code_version import code_versions
@@ -36,9 +36,6 @@ NOT_MEASURED = "not measured"
 
 ROUNDS_TO_TARGET = ("rounds_to_target", "rounds_to_target_aggregate")
 """Numbers of summary.json that are None in a run that has not reached its `target-accuracy`."""
-
-Place = tuple[str, str, int]
-"""Row, column and seed of a cell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +133,7 @@ def collect(
     for cell in study.cells(quick=study_manifest.quick, seeds=seeds, changes=study_manifest.changes):
         path = cell.folder(folder)
         if not (path / "manifest.json").is_file():
-            if (cell.row, cell.column, cell.seed) in stale:
+            if cell.place in stale:
                 reasons[cell.row, cell.column] = OUT_OF_DATE
             continue
         manifest = read_manifest(path)

@@ -15,8 +15,7 @@ import hyperfl_flwr.core.guard_all  # noqa: F401 - before what it guards
 from hyperfl_flwr.launch.console import err, out, parse_setting
 
 if TYPE_CHECKING:
-    from experiments.collect import Place
-    from experiments.study import Cell, Study
+    from experiments.study import Cell, Place, Study
     from hyperfl_flwr.core.setting_types import Scalar
 
 studies = typer.Typer()
@@ -203,7 +202,7 @@ def record(
     quick: Annotated[bool, typer.Option("--quick", help="Use the study's quick runs.")] = False,
 ) -> None:
     """Write a study's finished cells to a small file: settings, commit, machine and numbers, without the runs."""
-    from experiments.records import record as write_records
+    from experiments.recording import record as write_records
     from experiments.study import load_study
 
     found = load_study(name)

@@ -3,14 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from experiments.collect import Place
 from experiments.number_formats import Format
-from experiments.page_numbers import OUT_OF_DATE, source_of, value_of
+from experiments.page_numbers import NOT_RUN, OUT_OF_DATE, source_of, value_of
 from experiments.records import Records, find_records, read_records, stale_cells
-from experiments.study import Study, load_study
-
-NOT_RUN = "–"
-"""Text in the place of numbers of a cell without a record."""
+from experiments.study import Place, Study, load_study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +55,9 @@ class CrossTable:
 
     def lines(self) -> list[str]:
         """Return the table in Markdown, and a line on where its numbers come from."""
-        records = read_records(find_records(self.records))
+        shown = [heading.with_rest(line) for line in self.shown.values() for heading in self.headings.values()]
+        whole = read_records(find_records(self.records))
+        records = whole.only({part.row for part in shown}, {part.column for part in shown})
         study = load_study(records.study_manifest.study)
         stale, known = stale_cells(study, records), set[Place]()
         lines = [f"| {self.corner} | {' | '.join(self.headings)} |", "|---|" + "---:|" * len(self.headings)]

@@ -4,14 +4,19 @@ import statistics
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from experiments.collect import Place
+from experiments.collect import FAILED
+from experiments.finished import has_diverged
 from experiments.number_formats import Format, short_version
 from experiments.records import Records, manifest_of
+from experiments.study import Place
 from hyperfl_flwr.core.code_version import code_versions
 from hyperfl_flwr.core.plurals import counted
 
 OUT_OF_DATE = " (out of date)"
 """Mark of a line of which a cell is stale."""
+
+NOT_RUN = "–"
+"""Text in the place of numbers of a cell without a record."""
 
 SENT = "bytes_up_per_client_round"
 """Number of summary.json that is 0 if clients send nothing."""
@@ -32,15 +37,20 @@ def value_of(records: Records, cells: Sequence[Place], key: str, text: Format) -
         key: Where the number is, see `Table.numbers`.
         text: Format of the number.
     """
-    if key == "privacy.epsilon" and not any(number_of(records, place, SENT) for place in cells):
+    if key == "privacy.epsilon" and (sent := numbers_of(records, cells, SENT)) and not any(sent):
         return "sends nothing"
     if key.startswith("interval:"):
         return _with_interval(records, cells, key.removeprefix("interval:"), text)
     known = numbers_of(records, cells, key)
     if not known:
-        return "none"
+        return nothing_text(records, cells)
     deviation = f" ± {text(statistics.stdev(known))}" if len(set(known)) > 1 else ""
     return f"{text(statistics.fmean(known))}{deviation}{fewer_than_all(records, cells, key, len(known))}"
+
+
+def nothing_text(records: Records, cells: Sequence[Place]) -> str:
+    """Return the text in the place of a number that none of some cells has."""
+    return FAILED if any(has_diverged(records.cells[place]["manifest"]) for place in cells) else "none"
 
 
 def number_of(records: Records, place: Place, key: str) -> float | None:
@@ -63,9 +73,9 @@ def numbers_of(records: Records, cells: Sequence[Place], key: str) -> list[float
 def _honest(records: Records, place: Place) -> int:
     """Return the number of a run's clients without those of nodes that lie, if each node has one: these never count."""
     summary = records.cells[place]["summary"]
-    num_clients = int(summary.get("num_clients", 0))  # attacks have none
+    num_clients = int(summary.get("num_clients", 0))  # attacks and runs that failed have none
     liars = str(records.cells[place]["manifest"]["resolved"].get("adversary.nodes", "none"))
-    return num_clients - (len(liars.split(",")) if liars != "none" and summary["num_nodes"] == num_clients else 0)
+    return num_clients - (len(liars.split(",")) if liars != "none" and summary.get("num_nodes") == num_clients else 0)
 
 
 def fewer_than_all(records: Records, cells: Sequence[Place], key: str, known: int) -> str:
@@ -83,7 +93,7 @@ def _with_interval(records: Records, cells: Sequence[Place], key: str, text: For
     (place,) = cells
     value, low, high = (number_of(records, place, key + end) for end in ("", "_low", "_high"))
     if value is None or low is None or high is None:
-        return "none"
+        return nothing_text(records, cells)
     return f"{text(value)} ({text(low)} to {text(high)})"
 
 

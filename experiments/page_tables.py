@@ -9,19 +9,25 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.collect import Place, collect
+from experiments.collect import collect
 from experiments.figures.curves import draw
 from experiments.number_formats import Format, in_percent
-from experiments.page_numbers import OUT_OF_DATE, fewer_seeds, fewer_than_all, numbers_of, source_of, value_of
+from experiments.page_numbers import (
+    NOT_RUN,
+    OUT_OF_DATE,
+    fewer_seeds,
+    fewer_than_all,
+    nothing_text,
+    numbers_of,
+    source_of,
+    value_of,
+)
 from experiments.paired import pair
 from experiments.records import Records, find_records, read_records, restore, stale_cells
-from experiments.study import Study, load_study
+from experiments.study import Place, Study, load_study
 from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.results.differences import Difference
-
-DIVERGED = "no number"
-"""Text in the place of the numbers of a run that has none, as if all clients have diverged."""
 
 TITLE_WIDTH = 80
 """Number of characters in a line of a figure's title."""
@@ -36,7 +42,7 @@ class Table:
         column: The study's column.
         numbers: For each heading the number's place and its format. A place is a key of summary.json, or two with a dot
             for one inside another one, `settings:KEY`, or `interval:KEY` for a number with its 95 % interval.
-        rows: The study's rows that are shown; empty for all.
+        rows: The study's rows that are shown, with that of `against`; empty for all.
         against: Row that the others are compared with: a further number is the mean difference in the accuracy after
             local training, of the same clients with the same seeds, with its 95 % interval. Empty for none.
         paper: Heading of a last number, the paper's; empty for none.
@@ -51,7 +57,7 @@ class Table:
 
     def lines(self) -> list[str]:
         """Return the table in Markdown, and a line on where its numbers come from."""
-        records = read_records(find_records(self.records))
+        records = read_records(find_records(self.records)).only(self.rows, [self.column])
         study = load_study(records.study_manifest.study)
         stale = stale_cells(study, records)
         labels = {row.name: row.label for row in study.rows}
@@ -60,11 +66,10 @@ class Table:
         headings = [*self.numbers, *against, *([self.paper] if self.paper else [])]
         lines = ["| | " + " | ".join(headings) + " |", "|---|" + "---:|" * len(headings)]
         shown = []
-        of_column = [place for place in records.cells if place[1] == self.column]
-        seeds = {seed for row, _, seed in of_column if not self.rows or row in self.rows}
+        seeds = {seed for *_, seed in records.cells}
         for row in study.rows:
-            cells = [place for place in records.cells if place[:2] == (row.name, self.column)]
-            if not cells or (self.rows and row.name not in self.rows):
+            cells = [place for place in records.cells if place[0] == row.name]
+            if not cells:
                 continue
             mark = fewer_seeds(cells, seeds) + (OUT_OF_DATE if any(place in stale for place in cells) else "")
             values = [value_of(records, cells, key, text) for key, text in self.numbers.values()]
@@ -78,11 +83,10 @@ class Table:
 
     def _differences(self, study: Study, records: Records) -> dict[str, str]:
         """Return the differences of `hyperfl table --against` by row, such as `-8.9 (-11.2 to -6.6)`."""
-        cells = {place: cell for place, cell in records.cells.items() if place[1] == self.column}
         with tempfile.TemporaryDirectory() as folder:
-            restore(study, replace(records, cells=cells), Path(folder), with_stale=True)
+            restore(study, records, Path(folder), with_stale=True)
             collected = collect(study, records.study_manifest, Path(folder), mix=True)
-        seeds = len({seed for *_, seed in cells})
+        seeds = len({seed for *_, seed in records.cells})
         return {
             row: _difference(found, seeds)
             for (row, column), found in pair(collected, self.against).differences.items()
@@ -119,9 +123,11 @@ class GridTable:
         """Return the table in Markdown, and a line on where its numbers come from."""
         records = read_records(find_records(self.records))
         study = load_study(records.study_manifest.study)
+        named = [row.name for row in study.rows if not self.rows or row.family in self.rows]
+        records = records.only(named, [self.column])
         stale = stale_cells(study, records)
-        cells = {row.name: [p for p in records.cells if p[:2] == (row.name, self.column)] for row in study.rows}
-        recorded = [row for row in study.rows if cells[row.name] and (not self.rows or row.family in self.rows)]
+        cells = {row.name: [place for place in records.cells if place[0] == row.name] for row in study.rows}
+        recorded = [row for row in study.rows if cells[row.name]]
         values = sorted({row.settings[self.setting] for row in recorded}, key=lambda value: (str(type(value)), value))
         lines = [f"| | {' | '.join(map(str, values))} |", "|---|" + "---:|" * len(values)]
         for family in self.rows or dict.fromkeys(row.family for row in recorded):
@@ -153,9 +159,10 @@ class GridTable:
             value: f"**{first}**" if first == best and not fewer[value] else first for value, first in firsts.items()
         }
         texts = {value: f"{text} ({seconds[value]})" if value in seconds else text for value, text in shown.items()}
-        return [
-            texts[value] + fewer[value] if value in texts else DIVERGED if value in found else "–" for value in values
-        ]
+        nothing = {value: nothing_text(records, places) for value, places in found.items()} | dict.fromkeys(
+            set(values) - set(found), NOT_RUN
+        )
+        return [texts[value] + fewer[value] if value in texts else nothing[value] for value in values]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,12 +199,8 @@ class Figure:
 
     def _shown(self) -> tuple[Study, Records]:
         """Return the study, and those of its records that the picture shows."""
-        records = read_records(find_records(self.records))
-        rows, columns = (
-            chosen or {place[axis] for place in records.cells} for axis, chosen in enumerate((self.rows, self.columns))
-        )
-        shown = {place: cell for place, cell in records.cells.items() if place[0] in rows and place[1] in columns}
-        return load_study(records.study_manifest.study), replace(records, cells=shown)
+        records = read_records(find_records(self.records)).only(self.rows, self.columns)
+        return load_study(records.study_manifest.study), records
 
 
 def _marked(study: Study, records: Records, stale: Collection[Place]) -> Study:

@@ -4,57 +4,29 @@ A file of records has a JSON object on each line::
 
     {"study": NAME, "quick": false, "changes": {}}      the first line: as in the study.json of the study's folder
     {"base": ID, "settings": {}}                        settings that cells refer to
-    {"row": NAME, "column": NAME, "seed": 0, ...}       a cell, see `_record`
+    {"row": NAME, "column": NAME, "seed": 0, ...}       a cell, see `experiments.recording`
 
 `experiments/records` holds those of the project's own results. A record is a run's folder without private state,
 checkpoints and single clients' lines: all settings but the machine's, commit, versions and hardware, summary.json with
 single clients' scores, some rounds of the means over the clients, and the code's fingerprints (`experiments.golden`).
 """
 
-import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.cell_settings import differences, without_machine_settings
-from experiments.golden import IN_CELL, changes
-from experiments.restored import is_restored, remove_restored, restore_cell
-from experiments.runner import (
-    StudyManifest,
-    is_finished,
-    open_study_folder,
-    read_study_manifest,
-    seeds_in,
-)
-from experiments.study import FOLDER, Cell, Study
-from hyperfl_flwr.core.atomic_files import write_atomically
+from experiments.cell_settings import differences
+from experiments.golden import changes
+from experiments.restored import remove_restored, restore_cell
+from experiments.runner import StudyManifest, open_study_folder
+from experiments.study import FOLDER, Cell, Place, Study
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.similar_names import nearest
-from hyperfl_flwr.core.tasks import TASKS
-from hyperfl_flwr.core.user_code import ENTRIES
-from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
 
 Json = dict[str, Any]
-
-KEPT_ROUNDS = 20
-"""Number of rounds, about, of which a record has the means; the last one is always among them."""
-
-KEPT_NUMBERS = frozenset(
-    {
-        "kind", "round", "clients", "seconds", "train_loss", "personalized_accuracy", "personalized_loss",
-        "aggregate_accuracy", "aggregate_loss", "personalized_global_accuracy", "aggregate_global_accuracy",
-        *(
-            f"{kind}_{score}"
-            for kind in ("personalized", "aggregate")
-            for task in TASKS.values()
-            for score in (task.score, f"global_{task.score}", *task.all_scores)
-        ),
-    }
-)  # fmt: skip
-"""Numbers of metrics.jsonl that a record keeps, besides those of the study's figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +36,21 @@ class Records:
     Attributes:
         study_manifest: The settings of the study that all cells have in common.
         bases: Settings that cells refer to, by the id of each.
-        cells: The cells, by (row, column, seed).
+        cells: The cells.
     """
 
     study_manifest: StudyManifest
     bases: Mapping[str, Mapping[str, Scalar]]
-    cells: Mapping[tuple[str, str, int], Json]
+    cells: Mapping[Place, Json]
+
+    def only(self, rows: Collection[str] = (), columns: Collection[str] = ()) -> "Records":
+        """Return the records of some rows and columns; no names stand for all."""
+        cells = {
+            (row, column, seed): cell
+            for (row, column, seed), cell in self.cells.items()
+            if (not rows or row in rows) and (not columns or column in columns)
+        }
+        return replace(self, cells=cells)
 
 
 def shipped_records() -> list[str]:
@@ -101,47 +82,13 @@ def read_records(file: Path) -> Records:
         return Records(
             study_manifest=StudyManifest(**first),
             bases={line["base"]: line["settings"] for line in rest if "row" not in line},
-            cells={_place(line): line for line in rest if "row" in line},
+            cells={(line["row"], line["column"], line["seed"]): line for line in rest if "row" in line},
         )
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RunDirectoryError(f"{file} is not a file of records ({type(error).__name__}: {error})") from None
 
 
-def record(study: Study, folder: Path, file: Path) -> list[Cell]:
-    """Add the finished cells of a study's folder to a file of records; they replace earlier records of the same cells.
-
-    Args:
-        study: The study.
-        folder: The study's folder.
-        file: The file of records; created if it is missing.
-
-    Returns:
-        The recorded cells: not those that were restored from records.
-
-    Raises:
-        RunDirectoryError: If no cell is finished, one was run with other settings, or the file is of a study with other
-            settings.
-    """
-    study_manifest = read_study_manifest(folder)
-    cells = study.cells(quick=study_manifest.quick, seeds=seeds_in(folder), changes=study_manifest.changes)
-    found = [cell for cell in cells if is_finished(cell, folder)]
-    if not found:
-        raise RunDirectoryError(f"{folder} holds no finished cell; run `hyperfl study {study.name}`")
-    before = read_records(file) if file.is_file() else Records(study_manifest=study_manifest, bases={}, cells={})
-    if before.study_manifest != study_manifest:
-        raise RunDirectoryError(f"{file} is of {before.study_manifest}, not {study_manifest}; choose another file")
-    kept = {_number(name) for name in study.figures} | KEPT_NUMBERS
-    bases: dict[str, Mapping[str, Scalar]] = dict(before.bases)
-    records = dict(before.cells)
-    own = [cell for cell in found if not is_restored(cell.folder(folder))]
-    for cell in own:
-        records[_place_of(cell)] = _record(cell, cell.folder(folder), bases, kept)
-    header = {"study": study.name, "quick": study_manifest.quick, "changes": dict(study_manifest.changes)}
-    write_atomically(file, _lines(header, bases, records.values(), _order(study)).encode())
-    return own
-
-
-def stale_cells(study: Study, records: Records) -> dict[tuple[str, str, int], str]:
+def stale_cells(study: Study, records: Records) -> dict[Place, str]:
     """Return the recorded cells that would have other results by now, with the reasons.
 
     The study has other settings, or the code computes other numbers: the fingerprint of a golden run has changed.
@@ -158,9 +105,7 @@ def stale_cells(study: Study, records: Records) -> dict[tuple[str, str, int], st
     return found
 
 
-def restore(
-    study: Study, records: Records, folder: Path, *, with_stale: bool = False
-) -> dict[tuple[str, str, int], str]:
+def restore(study: Study, records: Records, folder: Path, *, with_stale: bool = False) -> dict[Place, str]:
     """Write the recorded cells to a study's folder as finished cells, except for stale ones and runs that it has.
 
     Cells that were restored before are those of these records afterwards: a stale one is removed.
@@ -189,11 +134,23 @@ def restore(
     return stale
 
 
-def _cells_of(study: Study, records: Records) -> dict[tuple[str, str, int], Cell]:
-    seeds = 1 + max((seed for _, _, seed in records.cells), default=-1)
+def _cells_of(study: Study, records: Records) -> dict[Place, Cell]:
+    """Return those of the study's cells that have records, and others of their rows and columns."""
     chosen = records.study_manifest
-    cells = study.cells(quick=chosen.quick, seeds=seeds, changes=chosen.changes)
-    return {_place_of(cell): cell for cell in cells}
+    rows, columns = (
+        [line for line in lines if line.name in {place[axis] for place in records.cells}]
+        for axis, lines in enumerate((study.rows, study.columns))
+    )
+    if all(row.why_missing(column) for row in rows for column in columns):
+        return {}
+    cells = study.cells(
+        quick=chosen.quick,
+        rows=() if chosen.quick else [row.name for row in rows],
+        columns=() if chosen.quick else [column.name for column in columns],
+        seeds=1 + max(seed for *_, seed in records.cells),
+        changes=chosen.changes,
+    )
+    return {cell.place: cell for cell in cells}
 
 
 def manifest_of(recorded: Json, records: Records) -> Json:
@@ -201,91 +158,3 @@ def manifest_of(recorded: Json, records: Records) -> Json:
     settings = {**records.bases[recorded["base"]], **recorded["settings"]}
     complete = {key: value for key, value in sorted(settings.items()) if key not in recorded["absent"]}
     return {**recorded["manifest"], "settings": complete}
-
-
-def _record(cell: Cell, path: Path, bases: dict[str, Mapping[str, Scalar]], kept: Iterable[str]) -> Json:
-    """Return a cell's record; its settings are added to `bases` unless they are near one that is there."""
-    manifest = read_manifest(path)
-    settings = without_machine_settings(manifest["settings"])
-    base = min(bases, key=lambda name: len(_changes(settings, bases[name])), default="")
-    if not base or len(_changes(settings, bases[base])) > len(settings) // 4:
-        base = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]
-        bases[base] = settings
-    summary = json.loads((path / "summary.json").read_text())
-    golden = path / IN_CELL
-    return {
-        "row": cell.row,
-        "column": cell.column,
-        "seed": cell.seed,
-        "base": base,
-        "settings": _changes(settings, bases[base]),
-        "absent": sorted(set(bases[base]) - set(settings)),
-        "manifest": {
-            "experiment": manifest["experiment"],
-            "status": manifest["status"],
-            "end": manifest["end"],
-            **{entry: manifest[entry] for entry in (*ENTRIES.values(), "data") if entry in manifest},
-            **_circumstances(manifest),
-            "resolved": _without_paths(manifest.get("resolved", {})),
-            "resumed": [_circumstances(each) for each in manifest.get("resumed", ())],
-        },
-        "golden": json.loads(golden.read_text()) if golden.is_file() else {},
-        "summary": {key: _short(value) if key.endswith("_per_client") else value for key, value in summary.items()},
-        "rounds": _thinned(list(read_metrics(path)), set(kept)),
-    }
-
-
-def _changes(settings: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    return {key: value for key, value in settings.items() if key not in base or base[key] != value}
-
-
-def _circumstances(manifest: Mapping[str, Any]) -> Json:
-    code = {key: value for key, value in manifest["code"].items() if key != "app"}  # its folder is the machine's
-    hardware = {key: value for key, value in manifest["hardware"].items() if key != "system"}
-    return {"start": manifest["start"], "versions": manifest["versions"], "hardware": hardware, "code": code}
-
-
-def _without_paths(resolved: Mapping[str, Any]) -> Json:
-    return {key: value for key, value in resolved.items() if not (isinstance(value, str) and value.startswith("/"))}
-
-
-def _thinned(lines: Sequence[Mapping[str, Any]], kept: set[str]) -> list[Json]:
-    """Return the means over the clients of some rounds, with six digits."""
-    last = max((line["round"] for line in lines), default=0)
-    step = max(1, last // KEPT_ROUNDS)
-    return [
-        {key: _short(value) for key, value in line.items() if key in kept}
-        for line in lines
-        if line["kind"] in ("train", "aggregate") and (line["round"] % step == 0 or line["round"] in (1, last))
-    ]
-
-
-def _short(value: object) -> object:
-    if isinstance(value, list):
-        return list(map(_short, value))
-    return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def _number(figure: str) -> str:
-    return figure.partition("@")[0]
-
-
-def _place(line: Json) -> tuple[str, str, int]:
-    return line["row"], line["column"], line["seed"]
-
-
-def _place_of(cell: Cell) -> tuple[str, str, int]:
-    return cell.row, cell.column, cell.seed
-
-
-def _order(study: Study) -> list[tuple[str, str]]:
-    return [(row.name, column.name) for column in study.columns for row in study.rows]
-
-
-def _lines(header: Json, bases: Mapping[str, Any], records: Iterable[Json], order: Sequence[tuple[str, str]]) -> str:
-    """Return the text of a file, with the cells in the study's order so that versions can be compared."""
-    places = {place: number for number, place in enumerate(order)}
-    ordered = sorted(records, key=lambda line: (places.get((line["row"], line["column"]), len(places)), line["seed"]))
-    used = {line["base"] for line in ordered}
-    settings = [{"base": name, "settings": values} for name, values in bases.items() if name in used]
-    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in [header, *settings, *ordered])

@@ -1,4 +1,4 @@
-"""Write recorded cells to a study's folder as finished cells."""
+"""Write recorded cells to a study's folder as finished cells, or as failed ones if they have diverged."""
 
 import json
 import shutil
@@ -26,9 +26,10 @@ def restore_cell(recorded: Mapping[str, Any], manifest: Mapping[str, Any], path:
         manifest: The cell's manifest, with its complete settings.
         path: The cell's folder.
     """
+    numbers = {"summary.json": json.dumps(recorded["summary"], indent=2) + "\n"} if recorded["summary"] else {}
     texts = {
         "metrics.jsonl": "".join(json.dumps(line) + "\n" for line in recorded["rounds"]),
-        "summary.json": json.dumps(recorded["summary"], indent=2) + "\n",
+        **numbers,
         IN_CELL: json.dumps(recorded.get("golden", {})),
         "manifest.json": json.dumps(manifest, indent=2),
     }

@@ -24,6 +24,9 @@ from hyperfl_flwr.models.provenance import find_sources
 
 FOLDER = Path(__file__).parent
 
+Place = tuple[str, str, int]
+"""Row, column and seed of a cell."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
@@ -42,6 +45,11 @@ class Cell:
     seed: int
     config: RunConfig
     attack: Settings = field(default_factory=dict)
+
+    @property
+    def place(self) -> Place:
+        """Row, column and seed."""
+        return self.row, self.column, self.seed
 
     @property
     def settings(self) -> Settings:

@@ -13,7 +13,7 @@ import queue
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from experiments.golden import fingerprints, write_fingerprints
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.core.errors import HyperFLError
+from hyperfl_flwr.core.errors import HyperFLError, RunFailedError
 from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots
 from hyperfl_flwr.launch.node_numbers import check_given_nodes, suitable_for_reduction
 from hyperfl_flwr.models.provenance import find_sources, use_weights
@@ -78,20 +78,37 @@ def problem_of(document: dict[str, Any], on_note: Callable[[str], None]) -> str:
                 run_attack(config.model_copy(update={"output": ""}), document["attack"], folder)
                 write_fingerprints(folder, golden)
                 return ""
-            if config.num_nodes == "auto":
-                # With means, any number gives the same results; a robust rule has a node for each client.
-                num_nodes = suitable_for_reduction(config, document["num_nodes"])
-            else:
-                num_nodes = config.num_nodes
-                check_given_nodes(config, num_nodes)
-            folder = run(InProcessGrid(app, num_nodes, config.flat(), {"simulated": True}), config)
-            write_fingerprints(folder, golden)
+            _run_federation(config, document["num_nodes"], golden)
     except HyperFLError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - a failure must not stop the next run
         traceback.print_exc()
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def _run_federation(config: RunConfig, num_nodes: int, golden: Mapping[str, str]) -> None:
+    """Run a cell without an attack, and write the fingerprints of the code, also if it fails after its start.
+
+    Args:
+        config: The cell's settings.
+        num_nodes: The study's number of nodes, which the settings may overrule.
+        golden: The fingerprints.
+    """
+    if config.num_nodes == "auto":
+        # With means, any number gives the same results; a robust rule has a node for each client.
+        num_nodes = suitable_for_reduction(config, num_nodes)
+    else:
+        num_nodes = config.num_nodes
+        check_given_nodes(config, num_nodes)
+    folder = Path(config.resume or config.output)
+    try:
+        run(InProcessGrid(app, num_nodes, config.flat(), {"simulated": True}), config)
+    except RunFailedError:
+        if (folder / "manifest.json").is_file():  # a run that has diverged has a result
+            write_fingerprints(folder, golden)
+        raise
+    write_fingerprints(folder, golden)
 
 
 if __name__ == "__main__":

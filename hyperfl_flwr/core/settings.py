@@ -7,6 +7,7 @@ of defaults in pyproject.toml, which Flower reads, and docs/reference/settings.m
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast, get_args, get_origin
 
@@ -105,8 +106,13 @@ class Setting:
     resolved_by_method: bool
 
 
-def declared(section: type[Section]) -> Iterator[Setting]:
-    """Yield the settings of a section, in the order of the class; sections inside it are left out."""
+@cache
+def declared(section: type[Section]) -> Sequence[Setting]:
+    """Return the settings of a section, in the order of the class; sections inside it are left out."""
+    return tuple(_declared(section))
+
+
+def _declared(section: type[Section]) -> Iterator[Setting]:
     prefix = f"{section.key}." if section.key else ""
     for name, field in section.model_fields.items():
         extra = cast(dict[str, Any], field.json_schema_extra or {})

@@ -50,6 +50,9 @@ class BlockArray(Protocol):
 Uploads = Mapping[str, NDArray[Any] | BlockArray]
 """A client's shared parameters after training, by `group/name`."""
 
+DIVERGED = "is not finite after training"
+"""Text of the reason of a failed training that has diverged."""
+
 BLOCK = 1 << 16
 """Number of array elements to process at a time, so that intermediate results stay in the processor's cache."""
 
@@ -135,8 +138,7 @@ def not_finite(arrays: Uploads) -> str | None:
 def diverged(key: str) -> FloatingPointError:
     """Return the error for an array, by its key, that is not finite after training."""
     return FloatingPointError(
-        f"{key} is not finite after training; lower learning-rate if many clients fail in this way, otherwise check "
-        f"the client's data"
+        f"{key} {DIVERGED}; lower learning-rate if many clients fail in this way, otherwise check the client's data"
     )
 
 

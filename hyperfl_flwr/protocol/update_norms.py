@@ -23,6 +23,9 @@ Sums are of changes, since an absent client counts as zero, and a generated arra
 change with which the server trains its generator.
 """
 
+TOO_LONG = "more than max-update-ratio"
+"""Text of the reason of an update that was refused for its length."""
+
 
 def holds_changes(group: str, reductions: Mapping[str, Reduction]) -> bool:
     """Return whether clients send changes in a group, or gradients, and not the values that they have changed."""
@@ -102,8 +105,8 @@ def refuse_long(
         ratio = change / references[group] if references[group] else 0.0
         if not ratio <= max_ratio:  # also refuses NaN
             raise ValueError(
-                f"its update of {group} has {ratio:.3g} times the norm of the values that it received, more than "
-                f"max-update-ratio = {max_ratio:g}"
+                f"its update of {group} has {ratio:.3g} times the norm of the values that it received, {TOO_LONG} = "
+                f"{max_ratio:g}"
             )
 
 

@@ -12,7 +12,7 @@ from experiments.cell_settings import changes_of, differences
 from experiments.collect import collect
 from experiments.figures.curves import draw
 from experiments.golden import IN_CELL, fingerprints
-from experiments.records import record
+from experiments.recording import record
 from experiments.runner import StudyManifest, run_cells
 from experiments.study import Cell, load_study
 from hyperfl_flwr.core.errors import RunDirectoryError

@@ -18,7 +18,8 @@ from experiments.figures.curves import draw
 from experiments.golden import fingerprints
 from experiments.number_formats import one_digit, two_digits
 from experiments.page_tables import Figure, GridTable, Table
-from experiments.records import find_records, read_records, record, shipped_records
+from experiments.recording import record
+from experiments.records import find_records, read_records, shipped_records
 from experiments.runner import StudyManifest
 from experiments.study import Study, load_study
 from hyperfl_flwr import ROOT

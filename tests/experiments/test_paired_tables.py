@@ -13,7 +13,8 @@ from federations import Call
 from experiments.collect import OUT_OF_DATE, Collected, collect
 from experiments.finished import NO_SCORES
 from experiments.paired import pair
-from experiments.records import find_records, read_records, record, restore
+from experiments.recording import record
+from experiments.records import find_records, read_records, restore
 from experiments.runner import StudyManifest, open_study_folder, read_study_manifest, task_of
 from experiments.study import Study, load_study, parse_study
 from experiments.tables import comma_separated, latex, markdown, with_metric

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from experiments.collect import collect
 from experiments.golden import fingerprint, fingerprints, write_fingerprints
-from experiments.records import Records, find_records, read_records, record, restore, shipped_records, stale_cells
+from experiments.recording import record
+from experiments.records import Records, find_records, read_records, restore, shipped_records, stale_cells
 from experiments.runner import StudyManifest, is_finished, read_study_manifest
 from experiments.study import load_study
 from experiments.tables import comma_separated
