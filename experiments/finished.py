@@ -9,8 +9,6 @@ from typing import Any
 from experiments.restored import is_restored
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import REGRESSION
-from hyperfl_flwr.protocol.arrays import DIVERGED
-from hyperfl_flwr.protocol.update_norms import TOO_LONG
 from hyperfl_flwr.results.differences import Scores, Seeds, scores_of
 from hyperfl_flwr.results.same_clients import Division, division_of, namespace
 from hyperfl_flwr.runs.run_directory import has_secure_sums, settings_of
@@ -85,14 +83,6 @@ class Finished:
         if f"{metric}_per_client".replace(REGRESSION.score, "accuracy") not in OF_SINGLE_CLIENTS:
             return NO_SCORES
         return NOT_KNOWN if self.has_secure_sums else NO_SCORES + " in this record" * self.is_restored
-
-
-def has_diverged(manifest: Mapping[str, Any]) -> bool:
-    """Return whether a run failed since its clients' training has diverged: a result, as others of the same settings.
-
-    What they trained was not finite, or further from what they had received than `max-update-ratio`.
-    """
-    return manifest["status"] == "failed" and any(text in manifest["problem"] for text in (DIVERGED, TOO_LONG))
 
 
 def fewer_text(counts: Sequence[tuple[int, int] | None]) -> str:

@@ -5,12 +5,12 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from experiments.collect import FAILED
-from experiments.finished import has_diverged
 from experiments.number_formats import Format, short_version
 from experiments.records import Records, manifest_of
 from experiments.study import Place
 from hyperfl_flwr.core.code_version import code_versions
 from hyperfl_flwr.core.plurals import counted
+from hyperfl_flwr.runs.failures import has_diverged
 
 OUT_OF_DATE = " (out of date)"
 """Mark of a line of which a cell is stale."""

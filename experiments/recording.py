@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cell_settings import without_machine_settings
-from experiments.finished import has_diverged
 from experiments.golden import IN_CELL
 from experiments.records import Json, Records, read_records
 from experiments.restored import is_restored
@@ -18,6 +17,7 @@ from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import TASKS
 from hyperfl_flwr.core.user_code import ENTRIES
+from hyperfl_flwr.runs.failures import has_diverged
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
 
 KEPT_ROUNDS = 20

@@ -14,7 +14,8 @@ from hyperfl_flwr.deploy.probe import probe
 from hyperfl_flwr.deploy.registered_nodes import readable, registered_nodes
 from hyperfl_flwr.flower.superlink import database
 from hyperfl_flwr.protocol.messages import printable
-from hyperfl_flwr.runs.run_directory import read_failures, read_manifest, read_metrics
+from hyperfl_flwr.runs.failures import read_failures
+from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
 
 MOST_RUNS = 5
 """Number of the latest runs that are described."""

@@ -27,6 +27,7 @@ from hyperfl_flwr.pages.render import (
     write_page,
 )
 from hyperfl_flwr.runs.cross_site import CrossSite
+from hyperfl_flwr.runs.failures import read_failures
 from hyperfl_flwr.runs.kept_models import KeptModels
 from hyperfl_flwr.runs.listed_clients import clients_per_node, is_listed, label_rows
 from hyperfl_flwr.runs.matrix_plot import matrix_figure
@@ -37,7 +38,6 @@ from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.runs.run_directory import (
     has_secure_sums,
     is_simulation,
-    read_failures,
     read_manifest,
     read_metrics,
     settings_of,

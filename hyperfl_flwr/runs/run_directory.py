@@ -29,7 +29,6 @@ import shlex
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -250,40 +249,6 @@ def read_metrics(path: Path) -> Iterator[Record]:
                 yield json.loads(line)
             except ValueError:
                 raise StateError(f"line {number} of {file} is damaged; delete it, or start a new run") from None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeftOut:
-    """A client that was left out of a phase of a run, from a file in `failures/`.
-
-    Attributes:
-        round: Number of the round.
-        phase: `training`, `evaluation` after the round, `novel` for the assessment of novel clients, or `cross-site`
-            for the evaluation of clients' models on each other's data.
-        client: The client's id.
-        reason: The reason as one line, as reported by the client's node.
-        file: The file, in which details follow the reason, if the node reported any.
-    """
-
-    round: int
-    phase: str
-    client: int
-    reason: str
-    file: Path
-
-
-def read_failures(path: Path) -> list[LeftOut]:
-    """Return the clients of a run that were left out of a phase, by round; without the details in the files."""
-    found = []
-    for file in sorted((path / "failures").glob("round-*.txt")):
-        if name := re.fullmatch(r"round-(\d+)(?:-([a-z-]+))?-client-(\d+)\.txt", file.name):
-            with file.open(errors="replace") as text:
-                reason = text.readline().strip()
-            number, phase, client = name.groups()
-            found.append(
-                LeftOut(round=int(number), phase=phase or "training", client=int(client), reason=reason, file=file)
-            )
-    return found
 
 
 def new_run_name(method: str, dataset: str, seed: int) -> str:

@@ -33,8 +33,8 @@ from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import ARRAYS, CLIENTS, CONFIG, Reduction, Report, Request, record_of
 from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.secure_sums.messages import UNMASK
+from hyperfl_flwr.runs.failures import read_failures
 from hyperfl_flwr.runs.observation import load_observation, observation_path
-from hyperfl_flwr.runs.run_directory import read_failures
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 from strategies.engine.recorded import RecordedStrategy
 

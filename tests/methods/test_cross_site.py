@@ -29,7 +29,7 @@ from hyperfl_flwr.protocol.packing import pack_arrays
 from hyperfl_flwr.protocol.queries import CORRECT, SCORE_MODELS, SEND_MODEL, QuerySpec
 from hyperfl_flwr.results.report import write_report
 from hyperfl_flwr.runs.cross_site import CrossSite
-from hyperfl_flwr.runs.run_directory import read_failures
+from hyperfl_flwr.runs.failures import read_failures
 from hyperfl_flwr.server.exchange import exchange
 from hyperfl_flwr.server.fetching import ReplyLimits
 from hyperfl_flwr.server.in_process_grid import FIRST_NODE_ID, InProcessGrid

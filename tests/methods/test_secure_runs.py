@@ -21,8 +21,8 @@ from hyperfl_flwr.launch.contract.grids import Settings, plain_grid, round_of
 from hyperfl_flwr.protocol.messages import record_of
 from hyperfl_flwr.protocol.secure_sums import messages as records
 from hyperfl_flwr.protocol.secure_sums.messages import UNMASK
+from hyperfl_flwr.runs.failures import read_failures
 from hyperfl_flwr.runs.observation import load_opening, opening_path
-from hyperfl_flwr.runs.run_directory import read_failures
 from hyperfl_flwr.server.exchange import exchange
 from hyperfl_flwr.server.federation import Federation, handshake
 from hyperfl_flwr.server.in_process_grid import InProcessGrid

@@ -37,7 +37,8 @@ from hyperfl_flwr.launch.contract.results import (
 from hyperfl_flwr.launch.findings import Finding, error, ok, warning
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.provenance import find_sources
-from hyperfl_flwr.runs.run_directory import read_failures, refuse_used_directory
+from hyperfl_flwr.runs.failures import read_failures
+from hyperfl_flwr.runs.run_directory import refuse_used_directory
 
 
 @dataclass(frozen=True, kw_only=True)
