@@ -54,7 +54,7 @@ have](../how-to/own-data.md) and [what it sends](../how-to/deploy-owner.md#what-
 MORE: Mapping[str, str] = {
     "method": "[methods](../methods/index.md), [a method of your own](../how-to/own-method.md)",
     "dataset": "[data sets](data-sets.md), [your own data](../how-to/own-data.md)",
-    "learning-rate": "[how the rates were chosen](../results/index.md#rates-on-validation-data)",
+    "learning-rate": "[how the rates were chosen](../results/rates.md)",
     "target": "[adapters in a pre-trained network](../how-to/pretrained.md), "
     "[a network of your own](../how-to/own-network.md)",
     "lpm.weights": "[adapters in a pre-trained network](../how-to/pretrained.md#the-weights)",

@@ -1,4 +1,4 @@
-"""The commands in the sections on deployments of docs/results/index.md, on a smaller data set.
+"""The commands of docs/results/deployments.md, on a smaller data set.
 
 The folders and the deployment are made as printed, and `--dry-run` accepts each run with the data of a simulation. Runs
 with nodes that are killed and come back are in test_survives.py and test_secure_deployment.py.
@@ -18,7 +18,7 @@ from hyperfl_flwr.deploy.provision import init
 
 pytestmark = pytest.mark.slow
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "index.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "deployments.md"
 CLASSES = "Ankle-boot,Bag,Coat,Dress,Pullover,Sandal,Shirt,Sneaker,T-shirt-top,Trouser"
 REPLACED = {
     "fashion-mnist": "digits",
@@ -60,7 +60,7 @@ def shell(commands: str, folder: Path) -> None:
 
 
 def test_the_lines_before_the_superlink_give_each_node_its_folder(tmp_path: Path) -> None:
-    first = smaller(bash_block("A deployment").partition("\nsh fl/server/start.sh")[0])
+    first = smaller(bash_block("A node that is killed").partition("\nsh fl/server/start.sh")[0])
     shell(first.replace("--nodes 3", f"--nodes 3 --port {free_port()}"), tmp_path)
     for number in range(3):
         images = tmp_path / "data" / f"client-{number}"
@@ -70,14 +70,14 @@ def test_the_lines_before_the_superlink_give_each_node_its_folder(tmp_path: Path
         assert (settings.data, settings.threads) == (f"folder:{images}", 1)
 
 
-@pytest.mark.parametrize("title", ["A deployment", "A deployment with secure sums"])
+@pytest.mark.parametrize("title", ["A node that is killed", "The same with secure sums"])
 def test_a_block_is_a_script_and_its_run_is_accepted(title: str, tmp_path: Path) -> None:
     subprocess.run(["bash", "-n", "-c", bash_block(title)], check=True)
     shell(run_line(bash_block(title)), tmp_path)
 
 
 def test_the_owners_line_for_secure_sums_writes_their_setting(tmp_path: Path) -> None:
-    owners = bash_block("A deployment with secure sums").partition("\n")[0]
+    owners = bash_block("The same with secure sums").partition("\n")[0]
     init(Deployment(folder=tmp_path / "fl", host="127.0.0.1", port=free_port(), num_nodes=3))
     shell(owners, tmp_path)
     folders = [tmp_path / "fl" / "nodes" / f"node-{number}" for number in range(3)]
