@@ -221,7 +221,7 @@ def _refuse_unknown(study: Study, summaries: Sequence[Mapping[str, Any]]) -> Non
     known = sorted({name for summary in summaries for name, value in summary.items() if isinstance(value, int | float)})
     names = ", ".join(sorted(wanted))
     raise RunDirectoryError(
-        f"no run has the number {names}; summary.json has {', '.join(known)}{nearest(names, known)}"
+        f"no run has the metric {names}; the keys of summary.json are {', '.join(known)}{nearest(names, known)}"
     )
 
 

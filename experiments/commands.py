@@ -128,12 +128,12 @@ def table(
     output: Annotated[Path | None, typer.Option(help="The study's folder; default: ./runs/studies/NAME.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Use the study's quick runs.")] = False,
     mix: Annotated[bool, typer.Option("--mix", help="Accept runs of different code, data or settings.")] = False,
-    metric: Annotated[str, typer.Option(help="Number of summary.json to show; default: the study's.")] = "",
+    metric: Annotated[str, typer.Option(help="Key of summary.json to show; default: the study's metric.")] = "",
     against: Annotated[
         str,
         typer.Option(
-            help="A row: show the differences of the others from it, of the same clients with the same seeds, with "
-            "their 95 % intervals."
+            help="Name of a row: show how the other rows differ from it, with 95 % intervals; clients and seeds are "
+            "paired."
         ),
     ] = "",
     records: FromRecords = "",

@@ -85,7 +85,9 @@ def read_records(file: Path) -> Records:
             cells={(line["row"], line["column"], line["seed"]): line for line in rest if "row" in line},
         )
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise RunDirectoryError(f"{file} is not a file of records ({type(error).__name__}: {error})") from None
+        raise RunDirectoryError(
+            f"{file} is not a file of records ({type(error).__name__}: {error}); give one that `hyperfl record` wrote"
+        ) from None
 
 
 def stale_cells(study: Study, records: Records) -> dict[Place, str]:

@@ -100,7 +100,7 @@ class BaseClient(LocalEvaluation, ReportedMetrics, LocalTraining, ProtectedUploa
 
     @classmethod
     def together(cls, config: RunConfig, received: SharedArrays, device: torch.device) -> CohortTraining | None:
-        """Return what trains several clients of a message together; None to train them in turn.
+        """Return a trainer that trains several clients of a message together; None to train one after another.
 
         By default clients are trained together if their networks share a pre-trained body, and on a GPU.
 

@@ -68,7 +68,7 @@ class CheckedNetwork(ParameterGroups, ClientModel):
             )
 
     def scored_samples(self) -> list[int]:
-        """Return the sizes of the parts of the client's data of which a score leaves."""
+        """Return the numbers of test and of validation samples, whose scores leave the node."""
         data = self.context.data
         return [len(data.test_labels), *([] if data.validation is None else [len(data.validation[1])])]
 
@@ -105,9 +105,10 @@ class CheckedNetwork(ParameterGroups, ClientModel):
     def check_received(self) -> None:
         """Compare the received network with the owner's rules, and keep it for the next round unless it is refused.
 
-        It is `received_state`: with a hypernetwork what that generates for the client, with a part that stays private
-        the whole network. Nothing is checked of a client without samples or uploads, and nothing is kept if no rule
-        compares networks. No random numbers of the run are drawn, and no value of the client changes.
+        The network is `received_state`: if a hypernetwork is received, the network that it generates for the client; if
+        a part stays private, the whole network with that part. A client without samples or uploads is not checked, and
+        nothing is kept if no rule compares networks. The check draws none of the run's random numbers and leaves the
+        client unchanged.
 
         Raises:
             RefusalError: If a rule refuses the network; naming it to the owner, but not to the server.

@@ -59,7 +59,7 @@ class ClientModel:
 
     @classmethod
     def hides_models(cls, config: RunConfig) -> bool:
-        """Return whether nothing that the server receives is to tell it a client's model, so that none may be sent."""
+        """Return whether the method hides the clients' models from the server, so that no whole model may be sent."""
         return False
 
     @classmethod

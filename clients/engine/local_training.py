@@ -173,7 +173,7 @@ class LocalTraining:
     def release(self) -> Release | None:
         """Return what the upload of one round releases about the client's data; None if nothing bounds it.
 
-        Nothing does with `dp.*` for a method without noisy steps, which trains some of its parameters without noise.
+        With `dp.*`, nothing bounds the upload of a method without noisy steps: it trains some parameters without noise.
         """
         noise = self.step_noise()
         if noise is not None:

@@ -105,7 +105,7 @@ def _protected(privacy: PrivacyConfig, received: list[NDArray[Any]], trained: li
 def client_release(config: RunConfig) -> Release | None:
     """Return what an upload releases about a whole client; None without noise.
 
-    Shares of noise in a sum are none unless the sum is secure.
+    With `privacy.noise = sum`, the nodes' shares of the noise count only if the sum is secure.
     """
     privacy = config.privacy
     if not (privacy.protects_clients and privacy.noise_multiplier):

@@ -159,7 +159,9 @@ def _draw_curves(
                 )
             of_seed.update(points)
     if not curves:
-        raise RunDirectoryError(f"no run in {folder} has recorded {number}")
+        raise RunDirectoryError(
+            f"no run in {folder} has recorded {number}; choose a key of the `train` lines of metrics.jsonl"
+        )
     titles = list(dict.fromkeys(panel for _, panel in curves))
     rows = [row for row in study.rows if any(name == row.name for name, _ in curves)]
     figure = new_figure(4.2 * len(titles) + 2.2, 3.8)

@@ -38,7 +38,9 @@ class Run:
     def __init__(self, folder: Path | str) -> None:
         self.folder = absolute(folder)
         if not (self.folder / "manifest.json").is_file():
-            raise RunDirectoryError(f"{self.folder} is not a run directory: it holds no manifest.json")
+            raise RunDirectoryError(
+                f"{self.folder} is not a run directory: it holds no manifest.json; give the folder of a run"
+            )
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"

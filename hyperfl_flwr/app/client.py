@@ -133,7 +133,7 @@ def _with_line(
         try:
             log(INFO, "%s", round_line(found.states(request), message, reply, time.perf_counter() - began))
         except Exception as error:  # noqa: BLE001 - a line of the log must not decide about the reply
-            log(WARNING, "round %d: there is no line about it", request.round, exc_info=error)
+            log(WARNING, "round %d: its summary line could not be written", request.round, exc_info=error)
     return reply
 
 
@@ -207,7 +207,7 @@ def join(message: Message, context: Context, node: NodeConfig) -> Message:
     if joining := JoiningNode.of(node):
         note = finding_recorder(ledger_for(message, context), message, context)
         return joining.answer(message, checks_of(node, note))
-    raise RefusalError("this node has no join-data and does not join a finished run")
+    raise RefusalError("this node does not join a finished run; its owner must set join-data in the node config")
 
 
 @app.query("hello")

@@ -64,12 +64,12 @@ def open_joinable(
     name = method_of(run)
     if is_user_code(name):
         raise RunDirectoryError(
-            f"{run} is a run of {name}; clients join the runs of built-in methods only with the server's help"
+            f"{run} is a run of {name}; with the server's help, clients can join only runs of built-in methods"
         )
     if not has_new_clients(name):
         able = ", ".join(each for each in METHODS if has_new_clients(each))
         raise RunDirectoryError(
-            f"{run} is a run of {name}, of which the server has no embeddings of clients; use a run of {able}"
+            f"{run} is a run of {name}, whose server has no embeddings of the clients; use a run of {able}"
         )
     found = restored(run, changes)
     if not isinstance(found.strategy, PFedHN):

@@ -222,8 +222,8 @@ def _check_client_privacy(config: RunConfig) -> None:
         )
     if privacy.noise == "server" and config.secagg.enabled:
         raise ConfigError(
-            "privacy.noise must not be server with secagg.enabled: a node could let the opened sum overflow where one "
-            "client decides, before the server adds noise; take privacy.noise=sum, which adds it before"
+            "privacy.noise must not be server with secagg.enabled: the server adds noise after the sum is opened, and "
+            "a node could make that sum overflow or not depending on one client; take privacy.noise=sum instead"
         )
 
 

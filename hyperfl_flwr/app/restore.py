@@ -138,7 +138,10 @@ def _recipe_of_nodes(run: Path, config: RunConfig, data: RunData) -> TargetRecip
     scale: tuple[tuple[float, ...], ...] = ((), ())
     if config.task == REGRESSION.name:
         if sample_format.target_scale is None:
-            raise RunDirectoryError(f"{run} has no data.target-scale, without which its models cannot be used")
+            raise RunDirectoryError(
+                f"{run} has no data.target-scale, so the units of its predictions are unknown here; train a run with "
+                f"data.target-scale"
+            )
         scale = tuple(part * (len(classes) // len(part)) for part in sample_format.target_scale)
     return TargetRecipe(
         target=config.target, input_shape=shape, mean=mean, std=std, classes=classes, window=sample_format.window or (),

@@ -61,8 +61,8 @@ def check_nodes(config: RunConfig, num_nodes: int, num_present: int) -> None:
             config.secagg.threshold_of(num_nodes, min(num_present, len(hosts)))
         except ConfigError as error:
             raise ConfigError(
-                f"evaluate = {config.evaluate} draws clients of {len(hosts)} of {num_nodes} nodes, of which a sum "
-                f"cannot be secure: {error}; raise evaluate, or set it to all"
+                f"evaluate = {config.evaluate} draws clients of {len(hosts)} of {num_nodes} nodes, which cannot "
+                f"form a secure sum: {error}; raise evaluate, or set it to all"
             ) from None
 
 

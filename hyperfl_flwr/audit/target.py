@@ -112,8 +112,8 @@ def _division_of(trained: Path, settings: Mapping[str, Scalar]) -> dict[str, Sca
     for key, value in division.items():
         if settings[key] != value:
             raise ConfigError(
-                f"the clients of the trained run have their samples by {key} = {value}, which cannot be "
-                f"{settings[key]} with --checkpoint; leave it out"
+                f"with --checkpoint, {key} must be {value} as in the trained run, whose clients keep their samples; "
+                f"got {settings[key]}; leave it out"
             )
     return division
 

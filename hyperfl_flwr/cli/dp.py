@@ -64,7 +64,7 @@ def dp(
         str | None, typer.Option(help="For clients: where noise is added, server, sum or local (see privacy.noise).")
     ] = None,
     spent: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Print what a node's privacy.jsonl says was spent instead.")
+        Path | None, typer.Option(metavar="FILE", help="A node's privacy.jsonl: print the budget that it has spent.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

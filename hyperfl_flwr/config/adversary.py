@@ -36,7 +36,7 @@ Nodes = Annotated[
 
 
 class AdversaryConfig(Section):
-    """Nodes that lie, to measure what a method and its defences lose to them."""
+    """Simulated nodes that lie, that is, send harmful updates, to measure how far a method and its defences resist."""
 
     key: ClassVar[str] = "adversary"
     title: ClassVar[str] = "Nodes that lie"
@@ -63,7 +63,7 @@ class AdversaryConfig(Section):
     )
     scale: Auto | PositiveFloat = setting(
         "auto",
-        "How far a lie goes: the factor of the opposite change (`sign-flip`), z (`alie`), ε (`ipm`) or γ (`backdoor`) "
+        "Strength of the attack: factor of the opposite change (`sign-flip`), z (`alie`), ε (`ipm`) or γ (`backdoor`) "
         "of the papers. `auto`: 1 with `sign-flip`; with `alie` the paper's largest z for the number of nodes and of "
         "liars among them; 0.5 with `ipm`; with `backdoor` the weight of all clients divided by that of the liars' "
         "(n/η of the paper for one liar), so that their mean model replaces the global one.",
@@ -135,7 +135,7 @@ class AdversaryConfig(Section):
             number = round(self.share * num_nodes)
             if self.share and not number:
                 raise ConfigError(
-                    f"adversary.share = {self.share:g} of {num_nodes} nodes is none; raise it, or the number of nodes"
+                    f"adversary.share = {self.share:g} selects no node of {num_nodes}; raise it, or the number of nodes"
                 )
             liars = sorted(numpy_generator(seed, "adversary").permutation(num_nodes)[:number].tolist())
         if len(liars) == num_nodes:

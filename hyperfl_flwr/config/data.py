@@ -51,16 +51,17 @@ class DataConfig(Section):
     validation_fraction: ShareBelowOne = setting(
         0.0,
         "Share of each client's training samples that is held back as validation data. With `early-stopping` or `keep "
-        "= best` they decide about rounds. Otherwise they replace the test samples, so that settings can be chosen "
-        "without test data. A client that the data set defines, and one with data of its own, has at least one. A "
-        "sample that is used more than once is held back wherever it is used.",
+        "= best`, they decide when training ends and which models are kept. Otherwise they replace the test samples, "
+        "so that settings can be chosen without test data. A client with data of its own, or one that the data set "
+        "defines, has at least one validation sample. A sample that is used more than once is held back wherever it "
+        "is used.",
     )
     group_by: Grouping = setting(
         "auto",
-        "What keeps samples of the same subject, such as a patient, in one part of the data: training, validation or "
-        "test. `auto`: the key `groups` of an `npz` file. `folder`: the first folder below that of the class, for "
-        "`folder:`. A regular expression with one group: what the group matches in the path below the folder of the "
-        "class, such as `(p[0-9]+)_`. `none`: nothing.",
+        "How the samples of one subject, such as a patient, are recognised; they all go to the same part of the data: "
+        "training, validation or test. `auto`: by the key `groups` of an `npz` file. `folder`: in `folder:` data, by "
+        "the first folder below that of the class. A regular expression with one group, such as `(p[0-9]+)_`: by what "
+        "the group matches in the path below the folder of the class. `none`: not at all.",
         values="`auto`, `none`, `folder`, regular expression",
     )
     global_test: bool = setting(
@@ -80,9 +81,9 @@ class DataConfig(Section):
     )
     window: Annotated[str, AfterValidator(_window)] = setting(
         "auto",
-        "Values of grey images with more than 8 bits in `folder:` (16-bit PNG and TIFF, DICOM) that become black and "
-        "white, for example `0/4095` or `-1000/400`; those between are rounded to 8 bits, those outside cut off. "
-        "`auto`: such images are refused.",
+        "Range of values in grey `folder:` images with more than 8 bits (16-bit PNG and TIFF, DICOM), for example "
+        "`0/4095` or `-1000/400`: LOW becomes black and HIGH white, values between are rounded to 8 bits, and values "
+        "outside are clipped. `auto`: such images are refused.",
         values="`auto`, `LOW/HIGH`",
     )
     normalisation: str = setting(

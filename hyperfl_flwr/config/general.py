@@ -105,18 +105,19 @@ class FederationConfig(Section):
     )
     early_stopping: NonNegative = setting(
         0,
-        "Number of rounds after which training ends if the mean accuracy on validation data has not risen in them, "
-        "neither of the models after local training nor of the received ones. 0: it goes on for `num-rounds`. Needs "
-        "`data.validation-fraction`. A resumed run may have more; with `keep = last`, not 0 instead of a number, or "
-        "the reverse.",
+        "Number of consecutive rounds without improvement after which training ends: neither the models after local "
+        "training nor the received ones have reached a higher mean accuracy on validation data. 0: training goes on "
+        "for `num-rounds`. Needs `data.validation-fraction`. A resumed run may have another number; with `keep = "
+        "last`, it cannot change from or to 0.",
         resumable=True,
     )
     keep: Literal["last", "best"] = setting(
         "last",
-        "Models that a run keeps. `last`: those of the last round. `best`: of each client the one with its highest "
-        "accuracy on validation data after local training, and the global state with the highest mean accuracy, each "
-        "the last of several. The summary's accuracies, on test data, are of them. Needs `data.validation-fraction`; "
-        "every round writes a checkpoint and, of each client, a model.",
+        "Models that a run keeps. `last`: those of the last round. `best`: each client's model with the highest "
+        "accuracy on validation data after local training, and the global state with the highest mean accuracy; of "
+        "several equal ones, the latest. The summary then has the accuracies of these models "
+        "on test data, and every round writes a checkpoint and a model of each client. `best` needs "
+        "`data.validation-fraction`.",
     )
     cross_site: bool = setting(
         False,
@@ -127,9 +128,8 @@ class FederationConfig(Section):
     )
     target_accuracy: Share = setting(
         0.0,
-        "Mean test accuracy (R² of a regression) of which the run reports the first round that reaches it, for "
-        "personalized and for aggregate accuracy (`rounds_to_target` in summary.json). It does not end the run. 0: "
-        "none is reported.",
+        "Mean test accuracy (R² of a regression) to reach: the run reports the first round that reaches it, for "
+        "personalized and for aggregate accuracy (`rounds_to_target` in summary.json), and goes on. 0: no such report.",
         resumable=True,
     )
 
@@ -247,13 +247,13 @@ class MachineConfig(Section):
     )
     cohort: Literal["auto", "one-by-one"] | Positive = setting(
         "auto",
-        "Number of clients that a process trains together, where they gain from it: with `hyperfl`, whose clients then "
-        "share the received hypernetwork instead of a copy each, with a pre-trained body (`target = lpm-...`), through "
-        "which their batches pass together, and on a GPU, where a step is one for all of them. `auto`: up to 10, on a "
-        "GPU up to 50 (10 with `hyperfl` and with a pre-trained body), as many as fit into half of the free memory; "
-        "with `deterministic` that many, whatever memory is free. "
-        "`one-by-one`: each alone, with results that differ by rounding. With a pre-trained body and on a GPU the "
-        "number has an effect on rounding, too; otherwise it has none on results.",
+        "Largest number of clients that a process trains together, which saves memory or time in three cases: with "
+        "`hyperfl`, the clients share one copy of the received hypernetwork; with a pre-trained body (`target = "
+        "lpm-...`), their batches pass through it together; on a GPU, one step trains all of them. `auto`: as many as "
+        "fit into half of the free memory, up to 10, on a GPU up to 50 (10 with `hyperfl` and with a pre-trained "
+        "body); with `deterministic = true` regardless of the free memory. `one-by-one`: each client alone; in the "
+        "three cases, results then differ by rounding. With a pre-trained body and on a GPU, the number affects "
+        "rounding, too; otherwise it does not affect results.",
     )
     precision: Precision = setting(
         "fp32",

@@ -69,7 +69,11 @@ class NodeKeys(Section):
         values="`auto`, `cpu`, `cuda`, `cuda:NUMBER`",
     )
     threads: Auto | Positive = setting("auto", "Torch threads; overrides the run's setting. Not given: `auto`.")
-    worker: Literal["auto", "off"] = setting("auto", "Whether messages' processes are forked (on Linux), or started.")
+    worker: Literal["auto", "off"] = setting(
+        "auto",
+        "How the process that handles a message is started. `auto`: on Linux, as a fork of a process that has already "
+        "imported torch, which is faster; elsewhere as with `off`. `off`: as a new Python process.",
+    )
     state_dir: str = setting(
         "",
         "Folder of the private state, the decoded images and the ledger. Not given: `hyperfl-state` in FLWR_HOME.",
@@ -88,8 +92,8 @@ class NodeKeys(Section):
     )
     max_message_mb: NonNegativeFloat = setting(
         0,
-        "Largest message in units of 10^6 bytes; larger ones are refused, but after the SuperNode has received "
-        "them and the ledger has a line of them. 0: any size.",
+        "Largest message, in units of 10^6 bytes. A larger one is refused only after the SuperNode has received it and "
+        "the ledger has recorded it. 0: any size.",
     )
     mixing_key_file: str = setting(
         "",
@@ -125,9 +129,10 @@ class NodeKeys(Section):
     max_epsilon: PositiveFloat | None = setting(
         None,
         "Largest ε that the uploads of a client of this node may spend, over all runs that `privacy.jsonl` in "
-        "`state-dir` has recorded. Uploads beyond it are refused, as are all that nothing on this node bounds: without "
-        "noise, or with noise that the server adds; `privacy.noise = sum` needs `peers-file`. The node then sends no "
-        "metrics of its clients, which have no noise; in secure sums their sums remain. Not given: no limit.",
+        "`state-dir` has recorded. The node refuses an upload that would exceed it, and every upload whose ε it cannot "
+        "bound itself: without noise, or with noise that only the server adds; `privacy.noise = sum` needs "
+        "`peers-file`. The node then does not send its clients' metrics, since these have no noise; secure sums still "
+        "contain them. Not given: no limit.",
         values="number > 0",
     )
     max_epsilon_delta: Probability = setting(1e-5, "Privacy parameter δ that belongs to `max-epsilon`.")
@@ -169,15 +174,15 @@ class NodeKeys(Section):
         "the loss of a network that returns 0.",
     )
     min_samples: Positive = setting(
-        1, "Least number of training samples that a client's answer comes from; other requests are refused."
+        1, "Smallest number of training samples that a client's answer may be computed from; the node refuses others."
     )
     min_steps: Positive = setting(
-        1, "Least number of local steps in a round that a client's answer comes from; other requests are refused."
+        1, "Smallest number of local steps in a round that an answer may be computed from; the node refuses others."
     )
     min_test_samples: Positive = setting(
         1,
-        "Least number of test samples, and of validation samples, that a client's scores come from; other requests are "
-        "refused.",
+        "Smallest number of test samples, and of validation samples, that a client's scores may be computed from; the "
+        "node refuses to send scores of fewer.",
     )
     novel_data: str = setting(
         "",

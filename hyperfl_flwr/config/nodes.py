@@ -27,7 +27,8 @@ class NodesConfig(Section):
         "Number P of nodes of a run: those with the numbers 0 to P - 1. Other nodes of the deployment take no part in "
         "it. `auto`: all nodes of the deployment, or as many as the resumed run had; without `hyperfl run`, the number "
         "in the nodes' configs. A resumed run has as many nodes as before: give `auto` or the same number. With secure "
-        "sums, a node refuses another number than that of its `peers-file`. In a simulation the same as `--num-nodes`.",
+        "sums, a node refuses a run with more or fewer nodes than its `peers-file` has. For simulations, `--num-nodes` "
+        "is the same setting.",
         values="`auto`, whole number from 1 to 10000",
         resumable=True,
     )

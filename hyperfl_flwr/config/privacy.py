@@ -82,7 +82,7 @@ class PrivacyConfig(Section):
     @classmethod
     def _needs_clipping(cls, value: float, info: ValidationInfo) -> float:
         if value and not info.data.get("clip_norm"):
-            raise ValueError("needs privacy.clip-norm above 0, of which it is a multiple")
+            raise ValueError(f"must be 0 without privacy.clip-norm, which it multiplies; got {value:g}; set both")
         return value
 
     @field_validator("noise")

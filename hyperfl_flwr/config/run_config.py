@@ -126,10 +126,14 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
             )
         if self.data.global_test and self.data.validation_fraction and not asked:
             raise ValueError(
-                "data.global-test must be false with data.validation-fraction, with which test data are not used"
+                "data.global-test must be false with data.validation-fraction above 0, since test data are then not "
+                "used; leave out one of them"
             )
         if self.data.global_test and asked:
-            raise ValueError(f"data.global-test must be false with {asked}: it is of the models of the last round only")
+            raise ValueError(
+                f"data.global-test must be false with {asked}: only models of the last round are evaluated on all test "
+                f"data; leave out one of them"
+            )
         return self
 
     @model_validator(mode="after")

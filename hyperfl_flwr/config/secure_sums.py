@@ -21,7 +21,7 @@ USUAL_EXAMPLES = 1000
 
 
 class SecureSumConfig(Section):
-    """Secure sums: the server learns the sum over all nodes' clients, of parameters and of metrics, and no summand."""
+    """Secure sums: the server learns only the sums of parameters and metrics over all clients, and no client's part."""
 
     key: ClassVar[str] = "secagg"
     title: ClassVar[str] = "Secure sums"
@@ -39,10 +39,10 @@ class SecureSumConfig(Section):
     )
     max_examples: Auto | Annotated[int, Field(ge=1, le=MOST_EXAMPLES)] = setting(
         "auto",
-        "Clients with this many training samples or more have the same weight, where samples are weights. Smaller "
-        "clients are weighted by their samples, as without secure sums. The closer it is to the largest client, the "
-        "finer the rounding. `auto`: the largest client in a simulation; 1000 in a deployment, where no node tells "
-        "the number of its samples.",
+        "Number of training samples from which on all clients have the same weight, with methods that weight clients "
+        "by their number of samples. Smaller clients are weighted as without secure sums. The closer the number is to "
+        "that of the largest client, the finer the rounding. `auto`: that of the largest client in a simulation; 1000 "
+        "in a deployment, where nodes do not report their numbers of samples.",
     )
     colluding: Auto | NonNegative = setting(
         "auto",
@@ -50,8 +50,9 @@ class SecureSumConfig(Section):
     )
     threshold: Auto | Positive = setting(
         "auto",
-        "Number of nodes that must answer to open a sum; the others may drop out in a round. `auto`: the least that "
-        "leaves `secagg.min-cohort` honest nodes, and half of them, in every sum that a lying server can open.",
+        "Number of nodes that must answer to open a sum; the others may drop out in a round. `auto`: the smallest "
+        "number with which every sum that a cheating server can open covers at least `secagg.min-cohort` honest nodes, "
+        "and at least half of all honest ones.",
     )
     min_cohort: Annotated[int, Field(ge=2)] = setting(
         3, "Least number of honest nodes in a sum. A node's owner may require more.", values="whole number ≥ 2"

@@ -130,7 +130,7 @@ def _run(members: Sequence[Member]) -> None:
         for group in waiting.values():
             error = _serve(group)
             if error and len(group) > 1 and not has_warned:
-                LOGGER.warning("%d clients are served one by one where together they fail: %s", len(group), error)
+                LOGGER.warning("%d clients are processed one by one, since together they failed: %s", len(group), error)
                 has_warned = True
 
 

@@ -69,7 +69,10 @@ def unlabelled_pool(name: str, input_shape: Sequence[int], data_root: Path | Non
             raise DataError(f"unlabelled data must be {NOISE} or one of {', '.join(DATASETS)}, got {name!r}")
         expected = DATASETS[name].input_shape
         if expected is not None and expected != shape:
-            raise DataError(f"samples of {name} have the shape {expected}, those of the run {shape}")
+            raise DataError(
+                f"unlabelled samples must have the shape {shape} of the run's data, but {name} has {expected}; choose "
+                f"noise or another data set"
+            )
         images = load_dataset(name, data_root).train.images
     mean, std = channel_statistics(images)
     return UnlabelledPool(shape=shape, images=images, mean=mean, std=std)

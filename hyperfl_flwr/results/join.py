@@ -126,7 +126,8 @@ def write_shared(shared: Shared, output: Path) -> None:
     """
     if is_user_code(shared.config.method):
         raise RunDirectoryError(
-            f"clients cannot join a run of {shared.config.method} by a file, which has no code; join it from its folder"
+            f"the file would lack the code of {shared.config.method}, which a client needs to join; join from the "
+            f"run's folder instead of a file"
         )
     if output.suffix != ".safetensors" or output.exists():
         problem = "exists" if output.exists() else "does not end with .safetensors"

@@ -87,8 +87,8 @@ def write_report(path: Path, output: Path | None = None) -> Path:
     manifest = read_manifest(path)
     if is_record(manifest):
         raise RunDirectoryError(
-            f"{path} was restored from a record, which has no lines of single clients and nodes; a report needs the "
-            f"run's own folder, compare and table do not"
+            f"{path} was restored from a record, which lacks what a report shows of single clients and nodes; give the "
+            f"folder of the original run, or use `hyperfl compare` or `hyperfl table`, which accept records"
         )
     try:
         summary = summarise(path)

@@ -49,4 +49,4 @@ def has_diverged(manifest: Mapping[str, Any]) -> bool:
 
     What they trained was not finite, or further from what they had received than `max-update-ratio`.
     """
-    return manifest["status"] == "failed" and any(text in manifest["problem"] for text in (DIVERGED, TOO_LONG))
+    return manifest["status"] == "failed" and any(text in manifest.get("problem", "") for text in (DIVERGED, TOO_LONG))

@@ -45,7 +45,9 @@ def resume_round(config: RunConfig, in_use: RunConfig, *, keeps_state: bool) -> 
 def _refuse_complete(path: Path, checkpoints: Checkpoints, config: RunConfig) -> None:
     """Refuse to resume a complete run in which no round is left to train."""
     if not (rounds := checkpoints.rounds()):
-        raise RunDirectoryError(f"the run in {path} is complete, but has no checkpoint to continue it from")
+        raise RunDirectoryError(
+            f"the run in {path} is complete, but has no checkpoint to continue it from; start a new run"
+        )
     _, progress = checkpoints.load(rounds[-1])
     if config.num_rounds <= progress.round:
         raise RunDirectoryError(
@@ -110,7 +112,9 @@ def refuse_other_nodes(manifest: Mapping[str, Any], num_nodes: int) -> None:
         RunDirectoryError: If the number of nodes differs.
     """
     if (before := len(manifest["nodes"])) != num_nodes:
-        raise RunDirectoryError(f"a resumed run must have as many nodes as before ({before}), got {num_nodes}")
+        raise RunDirectoryError(
+            f"a resumed run must have as many nodes as before ({before}), got {num_nodes}; leave out num-nodes"
+        )
 
 
 def refuse_changes(old: Mapping[str, Scalar], new: Mapping[str, Any], in_use: Mapping[str, Any]) -> None:
@@ -143,7 +147,7 @@ def refuse_changes(old: Mapping[str, Scalar], new: Mapping[str, Any], in_use: Ma
     if bool(old["early-stopping"]) != bool(new["early-stopping"]) and old["keep"] == new["keep"] == "last":
         problems.append(
             f"early-stopping was {old['early-stopping']}, now {new['early-stopping']}; it may change, but not to or "
-            f"from 0, since the validation data replace the test data with 0"
+            f"from 0, since accuracies are measured on validation data if it is 0, and on test data otherwise"
         )
     if new["dp.epsilon"] and int(new["num-rounds"]) > int(old["num-rounds"]):
         problems.append(

@@ -43,7 +43,10 @@ def method_of(run: Path) -> str:
     name = str(read_manifest(run)["settings"].get("method"))
     find_sources_of(run)
     if name not in METHODS:
-        raise RunDirectoryError(f"{run} is a run of {name!r}, which this version of hyperfl-flwr does not know")
+        raise RunDirectoryError(
+            f"{run} is a run of {name!r}, which this version of hyperfl-flwr does not know; use the version in its "
+            f"manifest.json"
+        )
     if is_user_code(name):
         try:
             METHODS[name]

@@ -103,8 +103,9 @@ def start_of(key: str, sent: NDArray[Any], reductions: Mapping[str, Reduction]) 
 def forged_nodes(context: ServerContext, steps: Sequence["_Step"]) -> Mapping[int, Sender]:
     """Return all nodes of a step by Flower id, with the forged arrays of those that lie.
 
-    Nodes lie among nodes, and clients that send arrays alone among clients; the arrays of these are replaced in place.
-    A node whose audited clients answer in messages of their own is one sender, so that an audit changes no lie.
+    The attack is computed over all nodes and, for arrays that clients send alone, over all clients; the clients' arrays
+    are replaced in place. A node whose audited clients answer in separate messages counts as one sender, so that an
+    audit does not change the attack.
     """
     replies: dict[int, list[_Step]] = {}
     for step in steps:

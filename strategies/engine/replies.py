@@ -67,14 +67,14 @@ class TrainingReply:
         return sum(result.num_examples for result in self.report.results)
 
     def refuse_large(self, total: ReproducibleSum, clip_norm: float) -> None:
-        """Refuse arrays that clients cannot have of which each changed by a norm of at most `clip_norm`.
+        """Refuse arrays that are impossible if each client's change has a norm of at most `clip_norm`.
 
         Args:
             total: The sum to which the arrays would be added.
             clip_norm: The clipping norm.
 
         Raises:
-            ValueError: If they cannot.
+            ValueError: If the arrays are impossible.
         """
         sums = {0: self.arrays} | self.outliers if self.is_sum else total.levels_of(self.arrays, self.num_examples)
         total.refuse_large(sums, len(self.report.results), clip_norm)

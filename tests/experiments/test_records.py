@@ -82,7 +82,7 @@ def test_restored_cells_are_compared_as_runs_are_and_have_no_report(folder: Path
     assert paired is not None
     assert recorded is not None
     assert (recorded.mean, recorded.clients) == (pytest.approx(paired.mean, rel=1e-4), paired.clients)
-    with pytest.raises(RunDirectoryError, match=r"was restored from a record.*needs the run's own folder"):
+    with pytest.raises(RunDirectoryError, match=r"was restored from a record.*give the folder of the original run"):
         write_report(cells[0].folder(tmp_path / "restored"))
     (cells[0].folder(tmp_path / "restored") / "summary.json").write_text("{")
     with pytest.raises(StateError, match=r"summary.json is damaged \(JSONDecodeError"):

@@ -224,7 +224,7 @@ def test_only_nodes_with_labelled_data_train(mine: Path, tmp_path: Path) -> None
     join = Message(RecordDict(), dst_node_id=1000, message_type=JOIN)
     on_demand = InProcessGrid(app, 1, {}, {"novel-data": str(mine), "novel-output": str(tmp_path), "simulated": True})
     (reply,) = on_demand.send_and_receive([join])
-    assert "this node has no join-data" in reply.error.reason
+    assert "its owner must set join-data" in reply.error.reason
     joining = InProcessGrid(app, 1, {}, node_of(mine, tmp_path / "out", simulated=True))
     train = Message(RecordDict(), dst_node_id=1000, message_type=MessageType.TRAIN)
     (reply,) = joining.send_and_receive([train])

@@ -134,7 +134,7 @@ def test_an_error_of_the_shared_pass_is_that_of_its_cause(
     monkeypatch.setattr(PretrainedExtractor, "body_features", limited)
     results = run_in_lockstep([training(built("lpm-resnet18"), seed, 2, (size,)) for seed, size in sizes_of.items()])
     assert [record.message for record in caplog.records if "one by one" in record.message] == [
-        "3 clients are served one by one where together they fail: no room for it"
+        "3 clients are processed one by one, since together they failed: no room for it"
     ]
     if limit == "memory":
         assert results == pytest.approx(expected, rel=1e-5)
