@@ -49,7 +49,7 @@ class Step:
         name: Its purpose.
         command: Its words.
         seconds: Wall seconds.
-        passed: Whether its exit status was 0.
+        passed: Whether its exit code was 0.
     """
 
     name: str
@@ -166,7 +166,7 @@ def found_device() -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run everything, write the document, and return the exit status."""
+    """Run everything, write the document, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description="Prove this machine's GPU.")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="file to write (default: build/gpu.json)")
     parser.add_argument("--repetitions", type=int, default=7, help="measurements of each client round (default: 7)")

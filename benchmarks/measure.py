@@ -67,7 +67,7 @@ class Worker:
         if not line:
             status = self._process.wait()
             self._log.seek(0)
-            raise RuntimeError(f"a worker ended with exit status {status}:\n{self._log.read()[-2000:]}")
+            raise RuntimeError(f"a worker ended with exit code {status}:\n{self._log.read()[-2000:]}")
         return line
 
 

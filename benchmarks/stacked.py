@@ -74,7 +74,7 @@ def programs(sizes: Sequence[int]) -> Iterator[tuple[str, str]]:
 
 
 def main() -> int:
-    """Measure everything, print one line of JSON for each measurement, and return the exit status."""
+    """Measure everything, print one line of JSON for each measurement, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stacked", description="Measure stacked rounds.")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
     parser.add_argument("--methods", nargs="+", default=METHODS, help="methods (default: %(default)s)")

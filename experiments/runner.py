@@ -219,7 +219,7 @@ class _Worker:
         self.process.wait()
         self._log.seek(0)
         last_lines = " | ".join(self._log.read().strip().splitlines()[-LAST_LINES:])
-        return f"its process died with exit status {self.process.returncode}: {last_lines}"
+        return f"its process died with exit code {self.process.returncode}: {last_lines}"
 
     def end(self) -> None:
         """Terminate the process; a pending `run` then reports its death."""

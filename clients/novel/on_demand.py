@@ -124,7 +124,7 @@ def refuse_other_model(output: Path) -> None:
     found = [name for name in written if (output / name).exists()]
     if found and not (output / RELEASE).exists():
         raise RunDirectoryError(
-            f"the output directory {output} holds {', '.join(found)} of another command, which would be replaced; "
+            f"the output folder {output} holds {', '.join(found)} of another command, which would be replaced; "
             f"choose another one"
         )
 

@@ -39,7 +39,7 @@ class Run:
         self.folder = absolute(folder)
         if not (self.folder / "manifest.json").is_file():
             raise RunDirectoryError(
-                f"{self.folder} is not a run directory: it holds no manifest.json; give the folder of a run"
+                f"{self.folder} is not a run's folder: it holds no manifest.json; give the folder of a run"
             )
 
     def __repr__(self) -> str:

@@ -200,7 +200,7 @@ def _recorded(directory: RunDirectory, early_records: Sequence[logging.LogRecord
     for record in early_records:
         handler.handle(record)
     FLOWER_LOGGER.addHandler(handler)
-    log(logging.INFO, "The run directory is %s", directory.path)
+    log(logging.INFO, "The run's folder is %s", directory.path)
     status, problem = "completed", ""
     try:
         yield

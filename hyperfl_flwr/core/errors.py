@@ -5,7 +5,7 @@
     HyperFLError            base class; `exit_code` is the exit code of the command line
     |-- ConfigError         a setting is unknown, of the wrong type or out of range (exit 2)
     |-- DataError           a data set is missing, unreadable or too small for the federation (exit 2)
-    |-- RunDirectoryError   a run directory exists, is in use, or does not match the request (exit 2)
+    |-- RunDirectoryError   a run's folder exists, is in use, or does not match the request (exit 2)
     |   `-- FolderInUseError    another process is writing to it (exit 2)
     |-- StateError          a checkpoint or a private state file is missing or corrupted (exit 2)
     |-- DeviceError         this machine or cluster does not have what the run needs (exit 2)

@@ -77,7 +77,7 @@ def launch_deployed(deployment: Deployment, planned: Plan, observer: RunCallback
         The run's folder.
 
     Raises:
-        RunFailedError: If the run could not start or failed, whatever exit status Flower's commands returned.
+        RunFailedError: If the run could not start or failed, whatever exit code Flower's commands returned.
     """
     for warning in planned.warnings:
         observer.on_note(f"warning: {warning}")

@@ -87,7 +87,7 @@ def launch(planned: SimulationPlan, observer: RunCallbacks, superlink: EarlySupe
         The run's folder.
 
     Raises:
-        RunFailedError: If the run failed, whatever exit status Flower's commands returned.
+        RunFailedError: If the run failed, whatever exit code Flower's commands returned.
         DeviceError: If hosts of a cluster do not fit the run.
     """
     _note_data(planned, observer)

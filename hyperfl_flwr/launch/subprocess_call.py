@@ -54,7 +54,7 @@ def call_in_subprocess(name: str, *arguments: object) -> Any:  # noqa: ANN401 - 
             _end(child)
             raise
     if not answer:
-        raise RunFailedError(f"the process that ran {name} ended without a result, with exit status {child.returncode}")
+        raise RunFailedError(f"the process that ran {name} ended without a result, with exit code {child.returncode}")
     returned, value = pickle.loads(answer)  # noqa: S301 - from this process's own child
     if not returned:
         raise value

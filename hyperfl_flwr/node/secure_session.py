@@ -165,11 +165,11 @@ class StoredSessions:
         with self._locked():
             memory = self._read(step)
             if memory.step > step.header.step:
-                raise RefusalError("this node has taken part in a later step of the session")
+                raise _repeated("this node has taken part in a later step of the session")
             if memory.step < step.header.step:
                 self._write(step, _Memory(step=step.header.step, transcript=step.transcript.hex()))
             elif memory.transcript != step.transcript.hex():
-                raise RefusalError("this node has accepted the same step on other terms; the server may ask once")
+                raise _repeated("this node has accepted the same step with other contents")
             else:
                 _refuse_finished(memory)
 
@@ -185,17 +185,17 @@ class StoredSessions:
         with self._locked():
             memory = self._of(step)
             if upload.hex() not in memory.uploads:
-                raise RefusalError("the question names an upload that this node has not made")
+                raise _repeated("this node is asked to open an upload that it has not sent")
             if not memory.question:
                 self._write(step, replace(memory, question=question.hex()))
             elif memory.question != question.hex():
-                raise RefusalError("this node has answered another question about the same step")
+                raise _repeated("this node has already helped to open the sum of this step with other nodes or uploads")
 
     def _of(self, step: Step) -> _Memory:
         """Return the memory of the newest step, if it is the given one."""
         memory = self._read(step)
         if memory.transcript != step.transcript.hex():
-            raise RefusalError("this is not the newest step in which this node has taken part")
+            raise _repeated("this is not the newest step in which this node has taken part")
         return memory
 
     def _read(self, step: Step) -> _Memory:
@@ -239,9 +239,17 @@ class StoredSessions:
 def _refuse_finished(memory: _Memory) -> None:
     """Refuse another upload in a step that has been opened, or has enough of them."""
     if memory.question:
-        raise RefusalError("this node has already released its shares of this step")
+        raise _repeated("this node has already released its shares of this step")
     if len(memory.uploads) >= MOST_UPLOADS:
         raise RefusalError(f"this node has trained {MOST_UPLOADS} times for this step, the most that it allows")
+
+
+def _repeated(reason: str) -> RefusalError:
+    """Return the error for a message that contradicts those before it, for the log of a node's owner."""
+    return RefusalError(
+        f"{reason}; nothing is sent, since the server has repeated or changed a message: if it has been restarted, start "
+        f"the run again"
+    )
 
 
 def _damaged(path: Path, error: Exception) -> StateError:

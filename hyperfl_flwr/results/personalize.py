@@ -64,8 +64,8 @@ def refuse_finished(output: Path) -> None:
         RunDirectoryError: If the folder is in use.
     """
     if output.exists() and not output.is_dir():
-        raise RunDirectoryError(f"the output directory {output} exists and is not a directory; choose another one")
+        raise RunDirectoryError(f"the output folder {output} exists and is not a folder; choose another one")
     unfinished = {RELEASE, RECORD, PARAMETERS, FACTS, SCRIPT}  # predictions are written last
     if output.is_dir() and any(path.name not in unfinished for path in output.iterdir()):
-        raise RunDirectoryError(f"the output directory {output} exists and is not empty; choose another one")
+        raise RunDirectoryError(f"the output folder {output} exists and is not empty; choose another one")
     refuse_other_model(output)  # other commands give their models the same names

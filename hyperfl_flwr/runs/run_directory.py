@@ -87,7 +87,7 @@ class RunDirectory:
                 (path / name).mkdir(exist_ok=True)
             (path / "clients").mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            raise RunDirectoryError(f"cannot create the output directory {path}: {error}") from None
+            raise RunDirectoryError(f"cannot create the output folder {path}: {error}") from None
         directory = cls(path)
         refuse_used_directory(path)  # another process may have used it before the lock
         return directory
@@ -149,19 +149,19 @@ def refuse_used_directory(path: Path) -> None:
     """
     there = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not there.is_dir():
-        raise RunDirectoryError(f"cannot create the output directory {path}: {there} is a file; choose another one")
+        raise RunDirectoryError(f"cannot create the output folder {path}: {there} is a file; choose another one")
     if path.is_dir() and not holds_nothing(path):
         is_run = (path / "manifest.json").is_file()
         hint = f"; to continue the run that is in it: hyperfl run --resume {shlex.quote(str(path))}" if is_run else ""
         raise RunDirectoryError(
-            f"the output directory {path} exists and is not empty; choose one that does not exist yet{hint}"
+            f"the output folder {path} exists and is not empty; choose one that does not exist yet{hint}"
         )
     try:
         # Try it: on some file systems the permission bits do not show that they are read-only.
         tempfile.TemporaryDirectory(prefix=".hyperfl-", dir=there).cleanup()
     except OSError as error:
         raise RunDirectoryError(
-            f"cannot create or write to the output directory {path} ({error.strerror}); choose another one"
+            f"cannot create or write to the output folder {path} ({error.strerror}); choose another one"
         ) from None
 
 
@@ -174,7 +174,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     file = path / "manifest.json"
     if not file.is_file():
-        raise RunDirectoryError(f"{path} is not a run directory: it has no manifest.json; give the folder of a run")
+        raise RunDirectoryError(f"{path} is not a run's folder: it has no manifest.json; give the folder of a run")
     try:
         manifest: dict[str, Any] = json.loads(file.read_text())
         manifest["settings"], manifest["experiment"]

@@ -199,7 +199,7 @@ def test_what_cannot_be_compared_is_refused(federate: Federate, tmp_path: Path) 
     for paths, text in (
         ([run], "at least two different runs"),
         ([run, run], "at least two different runs"),
-        ([run, tmp_path / "nothing"], "is not a run directory"),
+        ([run, tmp_path / "nothing"], "is not a run's folder"),
     ):
         with pytest.raises(RunDirectoryError, match=text):
             compare(paths)

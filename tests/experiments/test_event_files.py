@@ -99,7 +99,7 @@ def test_the_command(federate: Federate, call: Call, tmp_path: Path) -> None:
     assert call("tensorboard", run)[:2] == (0, f"{run / FOLDER}\n")
     code, _, problem = call("tensorboard", tmp_path)
     assert code == 2
-    assert "is not a run directory" in problem
+    assert "is not a run's folder" in problem
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ def test_a_process_that_dies_is_replaced(tmp_path, monkeypatch):
     study, told = load_study("table-1"), []
     cells = study.cells(quick=True, rows=["fedavg", "local"])
     open_study_folder(tmp_path / "study", QUICK)
-    with pytest.raises(RunFailedError, match=r"1 of 2 cells failed(.|\n)*exit status -9: out of memory"):
+    with pytest.raises(RunFailedError, match=r"1 of 2 cells failed(.|\n)*exit code -9: out of memory"):
         run_cells(study, cells, tmp_path / "study", 1, lambda cell, problem: told.append(bool(problem)))
     assert told == [True, False]
     run_cells(study, cells, tmp_path / "study", 1, lambda cell, problem: told.append(bool(problem)))

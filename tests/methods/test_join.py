@@ -114,7 +114,7 @@ def test_other_methods_cannot_be_joined(mine: Path, tmp_path: Path, call: Call) 
 def test_a_place_where_nothing_can_be_made_is_told_before_training(run: Path, mine: Path, call: Call) -> None:
     code, out, err = call("join", run, "--data", f"npz:{mine}", "-o", "/dev/null/joined")
     assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert "cannot create the output directory /dev/null/joined: /dev/null is a file" in err
+    assert "cannot create the output folder /dev/null/joined: /dev/null is a file" in err
 
 
 def test_bad_input(run: Path, mine: Path, call: Call) -> None:
@@ -131,7 +131,7 @@ def test_bad_input(run: Path, mine: Path, call: Call) -> None:
         ((run, "--data", npz, "-o", "used"), "used exists and is not empty"),
         (("torn.safetensors", "--data", npz, "-o", "a"), "is damaged or not a file of"),
         (("gone.safetensors", "--data", npz, "-o", "a"), "cannot be read"),
-        ((run.parent, "--data", npz, "-o", "a"), "is not a run directory"),
+        ((run.parent, "--data", npz, "-o", "a"), "is not a run's folder"),
     ):
         code, out, err = call("join", *words)
         assert (code, out) == (2, ""), words

@@ -47,7 +47,7 @@ BAD = {
     "a file that is not there": (["--dataset", "npz:gone.npz"], ["gone.npz", "must be an existing .npz file"]),
     "no value": (["--set", "seed"], ["--set must be KEY=VALUE, got 'seed'"]),
     "a configuration that is not there": (["--config", "gone.toml"], ["gone.toml", "cannot be read"]),
-    "no run to resume": (["--resume", "gone"], ["gone is not a run directory"]),
+    "no run to resume": (["--resume", "gone"], ["gone is not a run's folder"]),
     "an index of a GPU": (["--set", "device=cuda:1"], ["CUDA_VISIBLE_DEVICES=1"]),
 }  # fmt: skip
 

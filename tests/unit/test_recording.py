@@ -167,7 +167,7 @@ def test_a_manifest(directory: RunDirectory) -> None:
 
 
 def test_a_folder_without_a_manifest(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="is not a run directory"):
+    with pytest.raises(RunDirectoryError, match="is not a run's folder"):
         read_manifest(tmp_path)
 
 

@@ -117,7 +117,7 @@ def test_a_completed_run_has_nothing_left_to_do(resume: Resume) -> None:
 
 
 def test_a_folder_that_is_no_run(resume: Resume, tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="is not a run directory"):
+    with pytest.raises(RunDirectoryError, match="is not a run's folder"):
         resume(resume=str(tmp_path))
 
 

@@ -224,7 +224,7 @@ def test_steps_only_go_forward(tmp_path: Path) -> None:
     header = header_for([node, *others])
     accept(node, header)
     accept(node, header)
-    with pytest.raises(RefusalError, match="the same step on other terms"):
+    with pytest.raises(RefusalError, match="the same step with other contents"):
         accept(node, replace(header, threshold=4))
     accept(node, replace(header, phase="evaluate"))
     with pytest.raises(RefusalError, match="a later step"):

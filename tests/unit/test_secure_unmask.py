@@ -68,8 +68,8 @@ def test_the_answers_open_the_sum_and_nothing_else(step: tuple[list[SecureNode],
 LIES: dict[str, tuple[Callable[[Header, Uploads], tuple[Header, Uploads, dict[str, Any]]], str]] = {
     "too few": (lambda h, u: (h, without(u, 2, 3), {}), "the sum of 3 nodes must not be opened, the threshold is 4"),
     "without this node": (lambda h, u: (h, without(u, 0), {}), "the question leaves out this node's upload"),
-    "another upload": (lambda h, u: (h, {**u, 0: replace(u[0], id=bytes(16))}, {}), "that this node has not made"),
-    "another node's": (lambda h, u: (h, {**u, 0: replace(u[0], id=u[1].id)}, {}), "that this node has not made"),
+    "another upload": (lambda h, u: (h, {**u, 0: replace(u[0], id=bytes(16))}, {}), "that it has not sent"),
+    "another node's": (lambda h, u: (h, {**u, 0: replace(u[0], id=u[1].id)}, {}), "that it has not sent"),
     "foreign node": (lambda h, u: (h, u, {"uploads": {9: bytes(16), **ids(u)}}), "nodes that are not in the header"),
     "long identity": (lambda h, u: (h, u, {"uploads": {**ids(u), 3: bytes(17)}}), "an invalid identity of an upload"),
     "another step": (lambda h, u: (replace(h, threshold=3), u, {}), "not the newest step"),
@@ -108,7 +108,7 @@ def test_a_step_has_one_answer(step: tuple[list[SecureNode], Header, Uploads]) -
     question = question_for(header, nodes[0], without(uploads, 3))
     first, again = (recorddict_to_proto(released(nodes[0], question)).SerializeToString() for _ in range(2))
     assert first == again
-    with pytest.raises(RefusalError, match="answered another question about the same step"):
+    with pytest.raises(RefusalError, match="already helped to open the sum of this step"):
         released(nodes[0], question_for(header, nodes[0], uploads))
     with pytest.raises(RefusalError, match="already released its shares"):
         uploaded(nodes[0], header)

@@ -69,11 +69,11 @@ def test_errors_for_users_come_back_as_they_are(tmp_path: Path) -> None:
 
 def test_other_errors_show_their_traceback_and_a_dead_process_its_status() -> None:
     out, err = done("json:loads", "nonsense")
-    assert out.startswith("RunFailedError the process that ran json:loads ended without a result, with exit status 1")
+    assert out.startswith("RunFailedError the process that ran json:loads ended without a result, with exit code 1")
     assert "Traceback" in err
     assert "JSONDecodeError" in err
     out, _ = done("os:abort")
-    assert f"exit status {-signal.SIGABRT}" in out
+    assert f"exit code {-signal.SIGABRT}" in out
 
 
 def test_nothing_is_imported_from_a_working_directory_that_is_not_on_the_import_path(tmp_path: Path) -> None:
