@@ -160,7 +160,9 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
     },
     "results/index.md": {"quickstart": Measured(section="quickstart")},
     "results/hyperfl.md": {"table-1-fashion-mnist-20": TABLE_1},
-    "results/rates.md": {f"tuning-{column}": rates_on(column) for column in ("cifar10", "omniglot", "digits")},
+    "results/rates.md": {
+        f"tuning-{column}": rates_on(column) for column in ("fashion-mnist", "cifar10", "omniglot", "digits")
+    },
     "results/personalized.md": {
         f"personalized-{column}": Table(records="personalized", column=column, numbers=PERSONALIZED, against="fedavg")
         for column in ("fashion-mnist", "cifar10", "omniglot")
