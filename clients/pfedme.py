@@ -1,7 +1,7 @@
 """pFedMe's client: finds a personalized model near its copy of the common one, which follows it.
 
 T. Dinh, Tran, Nguyen: "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, algorithm 1;
-`hyperfl_flwr.training.pfedme` has the steps. The client uploads its copy w of the common model and uses theta.
+`hyperfl_flwr.training.pfedme` has the steps. The client uploads its copy w of the global model and uses theta.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""pFedMe's server: moves the common model by the share beta of the way to the clients' mean.
+"""pFedMe's server: moves the global model by the share beta of the way to the clients' mean.
 
 T. Dinh, Tran, Nguyen: "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, algorithm 1.
 """

@@ -1,1 +1,1 @@
-"""Attacks of an honest-but-curious server: reconstruct images or labels from a client's reply."""
+"""Attacks of a curious server: reconstruct images or labels from a client's reply."""

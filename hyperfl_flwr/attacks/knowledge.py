@@ -1,4 +1,4 @@
-"""Knowledge of an honest-but-curious server about a run: architecture, normalisation and hyper-parameters.
+"""Knowledge of a curious server about a run: architecture, normalisation and hyper-parameters.
 
 An attack gets `Observation`s (`hyperfl_flwr.runs.observation`) and a `PublicKnowledge` and nothing else: no private
 group, no image, no label.

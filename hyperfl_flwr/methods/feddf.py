@@ -21,7 +21,7 @@ class FedDFConfig(Section):
     steps: NonNegative = setting(200, "Number of distillation steps in each round; 0 is `fedavg`.")
     batch_size: Positive = setting(128, "Number of unlabelled samples per step.")
     learning_rate: PositiveFloat = setting(
-        1e-3, "Rate of Adam in the first step; it falls to 0 along half a cosine in each round."
+        1e-3, "Learning rate of Adam in the first step; it falls to 0 along half a cosine in each round."
     )
     clip_norm: NonNegativeFloat = setting(5.0, "Largest norm of the gradient of a step; 0 does not clip.")
 

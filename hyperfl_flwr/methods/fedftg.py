@@ -18,8 +18,10 @@ class FedFTGConfig(Section):
     student_steps: NonNegative = setting(5, "Number of steps of the model in each iteration.")
     batch_size: Annotated[int, Field(ge=2)] = setting(50, "Number of generated images per iteration.")
     generator_width: Positive = setting(16, "Number of the generator's feature maps; 64 in the paper.")
-    generator_learning_rate: PositiveFloat = setting(0.01, "Rate of the generator's Adam in the first round.")
-    student_learning_rate: PositiveFloat = setting(0.1, "Rate of the model's SGD on the server in the first round.")
+    generator_learning_rate: PositiveFloat = setting(0.01, "Learning rate of the generator's Adam in the first round.")
+    student_learning_rate: PositiveFloat = setting(
+        0.1, "Learning rate of the model's SGD on the server in the first round."
+    )
     student_weight_decay: NonNegativeFloat = setting(1e-3, "L2 coefficient of the model's steps on the server.")
     decay: Annotated[float, Field(gt=0, le=1)] = setting(0.998, "Factor of both rates after each round.")
     diversity: NonNegativeFloat = setting(1.0, "Weight of the term that makes generated images differ.")

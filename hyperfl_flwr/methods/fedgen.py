@@ -32,7 +32,7 @@ class FedGenConfig(Section):
     )
     generator_width: Positive = setting(256, "Number of the generator's hidden units.")
     generator_steps: NonNegative = setting(50, "Number of the generator's steps in each round.")
-    generator_learning_rate: PositiveFloat = setting(3e-4, "Rate of the generator's Adam in the first round.")
+    generator_learning_rate: PositiveFloat = setting(3e-4, "Learning rate of the generator's Adam in the first round.")
     diversity: NonNegativeFloat = setting(1.0, "Weight of the term that makes generated features differ.")
 
 

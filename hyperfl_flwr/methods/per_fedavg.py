@@ -15,8 +15,8 @@ class PerFedAvgConfig(Section):
 
     alpha: NonNegativeFloat = setting(
         0.01,
-        "Rate α of the one step that adapts the model to a client; the paper's is 0.01. The rate β of local training "
-        "is `learning-rate`. 0 does not adapt.",
+        "Learning rate α of the one step that adapts the model to a client; the paper's is 0.01. The rate β of local "
+        "training is `learning-rate`. 0 does not adapt.",
     )
     mode: Literal["fo", "hf"] = setting(
         "fo",

@@ -23,8 +23,8 @@ class PFedMeConfig(Section):
     )
     model_learning_rate: PositiveFloat = setting(
         0.05,
-        "Rate η of the common model: after each batch it moves by the share η λ of the way to the personalized one; "
-        "above 1 it overshoots. The paper's 0.005 is for 20 batches a round and hundreds of rounds.",
+        "Learning rate η of the global model: after each batch it moves by the share η λ of the way to the "
+        "personalized one; above 1 it overshoots. The paper's 0.005 is for 20 batches a round and hundreds of rounds.",
     )
     server_rate: PositiveFloat = setting(
         1.0,
@@ -36,7 +36,7 @@ METHOD = Method(
     name="pfedme",
     title="personalized models near a common one, which follows them (Moreau envelopes)",
     paper="T. Dinh et al., NeurIPS 2020",
-    sends="the client's copy of the common model",
+    sends="the client's copy of the global model",
     keeps="nothing",
     uploads=(Upload(part="model", form="values"),),
     learning_rate=0.03,

@@ -247,8 +247,8 @@ def _refuse_finished(memory: _Memory) -> None:
 def _repeated(reason: str) -> RefusalError:
     """Return the error for a message that contradicts those before it, for the log of a node's owner."""
     return RefusalError(
-        f"{reason}; nothing is sent, since the server has repeated or changed a message: if it has been restarted, start "
-        f"the run again"
+        f"{reason}; nothing is sent, since the server has repeated or changed a message: if it has been restarted, "
+        f"start the run again"
     )
 
 

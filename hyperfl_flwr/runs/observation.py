@@ -1,4 +1,4 @@
-"""What an honest-but-curious server observes in one round, and its files in a run's folder.
+"""What a curious server observes in one round, and its files in a run's folder.
 
 Without secure sums it observes each client's reply, and with them an opening: the mean over all clients in the sum.
 """

@@ -1,4 +1,4 @@
-"""Record what an honest-but-curious server observes of single clients in a round's messages."""
+"""Record what a curious server observes of single clients in a round's messages."""
 
 from pathlib import Path
 

@@ -185,7 +185,9 @@ def test_a_trained_clients_images_are_its_own(federate: Federate, tmp_path: Path
     least = min(len(own.train_indices(client)) for client in range(5))
     with pytest.raises(ConfigError, match=f"of each client would be attacked; give --samples {least} at most"):
         make_target(settings_of(run), Options(num_images=5 * (least + 1), samples=least + 1), run)
-    with pytest.raises(ConfigError, match="with --checkpoint, data.seed must be 0 as in the trained run.*; got 1; leave it out"):
+    with pytest.raises(
+        ConfigError, match=r"with --checkpoint, data.seed must be 0 as in the trained run.*; got 1; leave it out"
+    ):
         make_target(settings_of(run) | {"data.seed": 1}, Options(num_images=1, samples=1), run)
 
 
