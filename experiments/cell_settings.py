@@ -9,10 +9,16 @@ from hyperfl_flwr.config.table import neutral_keys, with_defaults
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.node_numbers import one_node_per_client
 from hyperfl_flwr.models.provenance import body_hash, changed_sources, recorded_body
+from hyperfl_flwr.runs.failures import has_diverged
 from hyperfl_flwr.runs.run_directory import trained_settings, with_num_nodes
 
+LIMITS = frozenset({"failure-budget", "max-failed-rounds"})
+"""Settings that decide whether a run fails, and change no other result."""
 
-def without_machine_settings(settings: Mapping[str, Scalar], cell: Cell | None = None) -> dict[str, Scalar]:
+
+def without_machine_settings(
+    settings: Mapping[str, Scalar], cell: Cell | None = None, *, has_failed: bool = False
+) -> dict[str, Scalar]:
     """Return settings without those of the machine, which do not change the results, in the order of their names.
 
     Those of novel clients stay: a resumed run may change them, but not the numbers that a table shows.
@@ -20,8 +26,9 @@ def without_machine_settings(settings: Mapping[str, Scalar], cell: Cell | None =
     Args:
         settings: The settings.
         cell: The cell whose results count; None for those of a run with these settings.
+        has_failed: Whether the result is that the run has failed, which `LIMITS` decide.
     """
-    neutral = neutral_keys(settings if cell is None else cell.settings)
+    neutral = neutral_keys(settings if cell is None else cell.settings) - (LIMITS if has_failed else set())
     return {key: value for key, value in sorted(settings.items()) if key not in neutral or key.startswith("novel.")}
 
 
@@ -49,10 +56,11 @@ def differences(cell: Cell, manifest: Mapping[str, Any]) -> list[str]:
     weights of a pre-trained body.
     """
     # A run may record a setting as given (`auto`) or as resolved: both are equal to the cell's.
-    given = without_machine_settings(cell.settings, cell)
-    expected = without_machine_settings(_with_num_nodes(cell) | cell.attack, cell)
     found_settings = with_num_nodes(with_defaults(trained_settings(manifest)), manifest)
-    recorded = without_machine_settings(found_settings, cell)
+    given, expected, recorded = (
+        without_machine_settings(settings, cell, has_failed=has_diverged(manifest))
+        for settings in (cell.settings, _with_num_nodes(cell) | cell.attack, found_settings)
+    )
     differing = [
         key for key in sorted({*expected, *recorded}) if recorded.get(key) not in (given.get(key), expected.get(key))
     ]

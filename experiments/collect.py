@@ -20,6 +20,7 @@ from hyperfl_flwr.core.tasks import REGRESSION
 from hyperfl_flwr.metrics.intervals import Interval
 from hyperfl_flwr.results.differences import Scores, interval_over_clients
 from hyperfl_flwr.results.same_clients import Division
+from hyperfl_flwr.runs.failures import has_diverged
 from hyperfl_flwr.runs.run_directory import read_manifest
 from hyperfl_flwr.runs.summary import NOT_KNOWN, OF_SINGLE_CLIENTS
 
@@ -127,7 +128,7 @@ def collect(
     runs: dict[tuple[str, str], list[Finished]] = {}
     commits: set[str] = set()
     rounds: set[int] = set()
-    finished: list[Cell] = []
+    results: list[Cell] = []
     reasons: dict[tuple[str, str], str] = {}
     seeds = max(seeds_in(folder), *(seed + 1 for _, _, seed in stale), 0)
     for cell in study.cells(quick=study_manifest.quick, seeds=seeds, changes=study_manifest.changes):
@@ -140,15 +141,18 @@ def collect(
         if not (path / "summary.json").is_file():
             if manifest["status"] == "failed":
                 reasons[cell.row, cell.column] = FAILED
+            if has_diverged(manifest):
+                results.append(cell)
+                commits.update(code_versions(manifest))
             continue
-        finished.append(cell)
+        results.append(cell)
         commits.update(code_versions(manifest))
         runs.setdefault((cell.row, cell.column), []).append(Finished.read(cell.seed, path, manifest))
         rounds.add(int(runs[cell.row, cell.column][-1].summary.get("rounds", cell.config.num_rounds)))
-    if not runs:
+    if not results:
         raise RunDirectoryError(f"{folder} holds no finished cell; run `hyperfl study {study.name}`")
     if not mix:
-        require_alike(finished, folder)
+        require_alike(results, folder)
     return Collected(
         study=study,
         study_manifest=study_manifest,
@@ -168,7 +172,9 @@ def _entries(
         for row, column in pairs
     }
     values = {pair: found for pair, (found, _) in numbers.items() if found}
-    best, paper, entries = _best(study, values), study.paper, {}
+    # Seeds that have failed would not count.
+    whole = {(row, column): found for (row, column), found in values.items() if reasons.get((row, column)) != FAILED}
+    best, paper, entries = _best(study, whole), study.paper, {}
     for row, column in pairs:
         pair, metric, unit = (row.name, column.name), study.metric_of(row, column), study.unit_in(column)
         of_pair = runs.get((row.run, column.run), ())

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.study import FOLDER, Cell
+from experiments.study import FINGERPRINTS, FOLDER, Cell
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.setting_types import Scalar
@@ -29,9 +29,6 @@ from hyperfl_flwr.runs.run_directory import read_manifest
 
 FILE = FOLDER / "expected" / "golden.json"
 """The golden numbers: `defaults`, the settings of all runs, and `runs`, by name `where` and `numbers`."""
-
-IN_CELL = "golden.json"
-"""Name of the file, in a cell's folder, with the fingerprints of the code that ran it."""
 
 
 @functools.cache
@@ -73,7 +70,7 @@ def write_fingerprints(folder: Path, current: Mapping[str, str]) -> None:
         for part in parts:
             earlier = {} if part["code"]["dirty"] else _fingerprints_at(part["code"]["commit"] or "")
             kept = {name: value for name, value in kept.items() if earlier.get(name) == value}
-    write_atomically(folder / IN_CELL, json.dumps(kept).encode())
+    write_atomically(folder / FINGERPRINTS, json.dumps(kept).encode())
 
 
 def outdated(cell: Cell, folder: Path) -> list[str]:
@@ -83,7 +80,7 @@ def outdated(cell: Cell, folder: Path) -> list[str]:
         cell: The cell.
         folder: The study's folder.
     """
-    file = cell.folder(folder) / IN_CELL
+    file = cell.folder(folder) / FINGERPRINTS
     return changes(cell.settings, json.loads(file.read_text())) if file.is_file() else []
 
 

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from experiments.collect import FAILED
 from experiments.number_formats import short_version
 from experiments.records import Records, find_records, read_records, stale_cells
 from experiments.study import Study, load_study
 from experiments.study_axes import Line
 from hyperfl_flwr.audit.shadow_results import BARELY, CONTROLS
 from hyperfl_flwr.core.code_version import code_versions
+from hyperfl_flwr.runs.failures import has_diverged
 
 Summaries = Mapping[str, Mapping[str, Any]]
 """summary.json of a row's runs, by the names of the study's columns."""
@@ -142,14 +144,13 @@ class Matrix:
         runs = [columns[name] for name in shown.columns]
         if missing := next(filter(None, (row.why_missing(column) for column in runs)), ""):
             return _letter(missing, reasons)
-        found = {
-            column.name: records.cells[row.name, column.run, 0]["summary"]
-            for column in runs
-            if (row.name, column.run, 0) in records.cells
-        }
+        cells = {column.name: records.cells.get((row.name, column.run, 0)) for column in runs}
+        found = {name: cell for name, cell in cells.items() if cell}
         if len(found) < len(runs):
             return NOT_RUN
-        return shown.text(found)
+        if any(has_diverged(cell["manifest"]) for cell in found.values()):
+            return FAILED
+        return shown.text({name: cell["summary"] for name, cell in found.items()})
 
 
 def _letter(reason: str, reasons: dict[str, str]) -> str:

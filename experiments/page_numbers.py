@@ -50,7 +50,7 @@ def value_of(records: Records, cells: Sequence[Place], key: str, text: Format) -
 
 def nothing_text(records: Records, cells: Sequence[Place]) -> str:
     """Return the text in the place of a number that none of some cells has."""
-    return FAILED if any(has_diverged(records.cells[place]["manifest"]) for place in cells) else "none"
+    return FAILED if all(has_diverged(records.cells[place]["manifest"]) for place in cells) else "none"
 
 
 def number_of(records: Records, place: Place, key: str) -> float | None:

@@ -86,12 +86,12 @@ class Table:
         with tempfile.TemporaryDirectory() as folder:
             restore(study, records, Path(folder), with_stale=True)
             collected = collect(study, records.study_manifest, Path(folder), mix=True)
-        seeds = len({seed for *_, seed in records.cells})
+        seeds, pairing = len({seed for *_, seed in records.cells}), pair(collected, self.against)
         return {
-            row: _difference(found, seeds)
-            for (row, column), found in pair(collected, self.against).differences.items()
+            row: _difference(found, seeds) or pairing.reasons[row, column] or "not known"
+            for (row, column), found in pairing.differences.items()
             if column == self.column
-        } | {self.against: "reference"}
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,9 +221,9 @@ def _marked(study: Study, records: Records, stale: Collection[Place]) -> Study:
 
 
 def _difference(found: Difference | None, seeds: int) -> str:
-    """Return a difference with its interval, and over how many seeds it is if there are more."""
+    """Return a difference with its interval, and over how many seeds it is if there are more; empty if it has none."""
     if found is None or found.low is None or found.high is None:
-        return "not known"
+        return ""
     fewer = f", {counted(found.seeds, 'seed')}" if found.seeds < seeds else ""
     return f"{found.mean:+.1f} ({found.low:+.1f} to {found.high:+.1f}{fewer})"
 

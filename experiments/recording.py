@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cell_settings import without_machine_settings
-from experiments.golden import IN_CELL
 from experiments.records import Json, Records, read_records
 from experiments.restored import is_restored
 from experiments.runner import is_finished, read_study_manifest, seeds_in
-from experiments.study import Cell, Study
+from experiments.study import FINGERPRINTS, Cell, Study
 from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
@@ -41,7 +40,7 @@ KEPT_NUMBERS = frozenset(
 def record(study: Study, folder: Path, file: Path) -> list[Cell]:
     """Add the finished cells of a study's folder to a file of records; they replace earlier records of the same cells.
 
-    Cells that have diverged (`experiments.finished.has_diverged`) are added, too, with their reason.
+    Cells that have diverged (`hyperfl_flwr.runs.failures.has_diverged`) are added, too, with their reason.
 
     Args:
         study: The study.
@@ -78,14 +77,14 @@ def record(study: Study, folder: Path, file: Path) -> list[Cell]:
 def _record(cell: Cell, path: Path, bases: dict[str, Mapping[str, Scalar]], kept: Iterable[str]) -> Json:
     """Return a cell's record; its settings are added to `bases` unless they are near one that is there."""
     manifest = read_manifest(path)
-    settings = without_machine_settings(manifest["settings"])
+    has_result = not has_diverged(manifest)
+    settings = without_machine_settings(manifest["settings"], has_failed=not has_result)
     base = min(bases, key=lambda name: len(_changes(settings, bases[name])), default="")
     if not base or len(_changes(settings, bases[base])) > len(settings) // 4:
         base = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]
         bases[base] = settings
-    has_result = not has_diverged(manifest)
     summary = json.loads((path / "summary.json").read_text()) if has_result else {}
-    golden = path / IN_CELL
+    golden = path / FINGERPRINTS
     return {
         "row": cell.row,
         "column": cell.column,
@@ -96,7 +95,7 @@ def _record(cell: Cell, path: Path, bases: dict[str, Mapping[str, Scalar]], kept
         "manifest": {
             "experiment": manifest["experiment"],
             "status": manifest["status"],
-            **({} if has_result else {"problem": manifest["problem"]}),
+            **({} if has_result else {"diverged": True, "problem": manifest["problem"].partition("; see /")[0]}),
             "end": manifest["end"],
             **{entry: manifest[entry] for entry in (*ENTRIES.values(), "data") if entry in manifest},
             **_circumstances(manifest),

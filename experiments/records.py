@@ -140,7 +140,7 @@ def _cells_of(study: Study, records: Records) -> dict[Place, Cell]:
     """Return those of the study's cells that have records, and others of their rows and columns."""
     chosen = records.study_manifest
     rows, columns = (
-        [line for line in lines if line.name in {place[axis] for place in records.cells}]
+        [line for line in lines if line.run == line.name and line.name in {place[axis] for place in records.cells}]
         for axis, lines in enumerate((study.rows, study.columns))
     )
     if all(row.why_missing(column) for row in rows for column in columns):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.golden import IN_CELL
+from experiments.study import FINGERPRINTS
 from hyperfl_flwr.core.atomic_files import write_atomically
 
 RESTORED = "restored-from-a-record"
@@ -30,7 +30,7 @@ def restore_cell(recorded: Mapping[str, Any], manifest: Mapping[str, Any], path:
     texts = {
         "metrics.jsonl": "".join(json.dumps(line) + "\n" for line in recorded["rounds"]),
         **numbers,
-        IN_CELL: json.dumps(recorded.get("golden", {})),
+        FINGERPRINTS: json.dumps(recorded.get("golden", {})),
         "manifest.json": json.dumps(manifest, indent=2),
     }
     if is_restored(path) and not _has(path, texts):

@@ -20,6 +20,7 @@ import torch
 from experiments.cell_settings import changes_of, differences
 from experiments.claims import TAKEN, alone, claimed, is_foreign
 from experiments.golden import outdated
+from experiments.restored import remove_restored
 from experiments.study import Cell, Study
 from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
@@ -180,7 +181,10 @@ def _run_claimed(workers: "_Workers", cell: Cell, folder: Path, nodes: int, on_n
         if not is_ours:
             on_note(TAKEN)
             return ""
-        return "" if is_finished(cell, folder) else workers.run(task_of(cell, folder, nodes), on_note)
+        if is_finished(cell, folder):
+            return ""
+        remove_restored(cell.folder(folder))  # of a run that has failed: it cannot be resumed
+        return workers.run(task_of(cell, folder, nodes), on_note)
 
 
 def task_of(cell: Cell, folder: Path, num_nodes: int) -> str:

@@ -24,6 +24,9 @@ from hyperfl_flwr.models.provenance import find_sources
 
 FOLDER = Path(__file__).parent
 
+FINGERPRINTS = "golden.json"
+"""Name of the file, in a cell's folder, with the fingerprints of the code that ran it, see `experiments.golden`."""
+
 Place = tuple[str, str, int]
 """Row, column and seed of a cell."""
 
@@ -164,7 +167,8 @@ class Study:
                     settings = {**self.settings, **column.settings, **row.settings, **row.on.get(column.name, {})}
                     settings |= (self.quick if quick else {}) | {"seed": seed} | dict(changes or {})
                     find_sources(settings)
-                    cells.append(_cell(row.name, column.name, seed, with_defaults(of_method(settings, lines))))
+                    complete = with_defaults(of_method(settings, (*self.rows, *self.columns)))
+                    cells.append(_cell(row.name, column.name, seed, complete))
         if not cells:
             reasons = {f"{line.name}: {line.missing}" for line in (*chosen_rows, *chosen_columns) if line.missing}
             raise ConfigError(f"none of the chosen cells can be run; {', '.join(sorted(reasons))}")

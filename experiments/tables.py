@@ -140,9 +140,9 @@ def _caption(collected: Collected, pairing: Pairing | None) -> str:
     study = collected.study
     unit = _unit(study.unit, pairing)
     metric = f"{study.metric} in {unit}" if unit else study.metric
-    rounds = f"after {' and '.join(map(str, collected.rounds))} rounds"
+    rounds = [f"after {' and '.join(map(str, collected.rounds))} rounds"] if collected.rounds else []
     parts = (
-        [metric, rounds, *_paired_parts(pairing)] if pairing else [metric, _spread(study), rounds, *_parts(collected)]
+        [metric, *rounds, *_paired_parts(pairing)] if pairing else [metric, _spread(study), *rounds, *_parts(collected)]
     )
     if any(
         division["data.validation-fraction"] for entry in collected.entries.values() for division in entry.divisions

@@ -23,7 +23,7 @@ from experiments.golden import fingerprints, write_fingerprints
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.core.errors import HyperFLError, RunFailedError
+from hyperfl_flwr.core.errors import DivergedError, HyperFLError
 from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots
 from hyperfl_flwr.launch.node_numbers import check_given_nodes, suitable_for_reduction
 from hyperfl_flwr.models.provenance import find_sources, use_weights
@@ -104,9 +104,8 @@ def _run_federation(config: RunConfig, num_nodes: int, golden: Mapping[str, str]
     folder = Path(config.resume or config.output)
     try:
         run(InProcessGrid(app, num_nodes, config.flat(), {"simulated": True}), config)
-    except RunFailedError:
-        if (folder / "manifest.json").is_file():  # a run that has diverged has a result
-            write_fingerprints(folder, golden)
+    except DivergedError:  # which is a result
+        write_fingerprints(folder, golden)
         raise
     write_fingerprints(folder, golden)
 

@@ -20,7 +20,7 @@ from hyperfl_flwr.app.resolved import resolution, resolution_text, resolved
 from hyperfl_flwr.app.robust_reductions import check_enough_nodes, robust_warnings
 from hyperfl_flwr.app.secure_sums import check_nodes, secure_context, secure_sum_warnings
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.core.errors import ConfigError, RunFailedError
+from hyperfl_flwr.core.errors import ConfigError, DivergedError, RunFailedError
 from hyperfl_flwr.flower.grid import is_http_grid
 from hyperfl_flwr.flower.log import FLOWER_LOGGER, log
 from hyperfl_flwr.flower.parent_monitor import end_with_parent
@@ -201,14 +201,14 @@ def _recorded(directory: RunDirectory, early_records: Sequence[logging.LogRecord
         handler.handle(record)
     FLOWER_LOGGER.addHandler(handler)
     log(logging.INFO, "The run's folder is %s", directory.path)
-    status, problem = "completed", ""
+    status, problem, has_diverged = "completed", "", False
     try:
         yield
     except RunFailedError as error:
-        status, problem = "failed", str(error)
+        status, problem, has_diverged = "failed", str(error), isinstance(error, DivergedError)
         log(logging.ERROR, "%s", error)
         hint = f"resume with: hyperfl run --resume {shlex.quote(str(directory.path))}"
-        raise RunFailedError(f"{error}\n{hint}") from error
+        raise type(error)(f"{error}\n{hint}") from error
     except BaseException as error:
         status = "failed" if isinstance(error, Exception) else "stopped"  # KeyboardInterrupt is not an Exception
         problem = f"{type(error).__name__}: {error}"
@@ -218,7 +218,8 @@ def _recorded(directory: RunDirectory, early_records: Sequence[logging.LogRecord
             log(logging.INFO, "the run was stopped (%s)", type(error).__name__)
         raise
     finally:
-        document = read_manifest(directory.path) | {"status": status, "problem": problem, "end": manifest.now()}
+        end = {"status": status, "problem": problem, "diverged": has_diverged, "end": manifest.now()}
+        document = read_manifest(directory.path) | end
         directory.write_json("manifest.json", document)
         FLOWER_LOGGER.removeHandler(handler)
         handler.close()

@@ -131,8 +131,7 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
             )
         if self.data.global_test and asked:
             raise ValueError(
-                f"data.global-test must be false with {asked}: only models of the last round are evaluated on all test "
-                f"data; leave out one of them"
+                f"data.global-test must be false with {asked}: it is for models of the last round; leave out one"
             )
         return self
 

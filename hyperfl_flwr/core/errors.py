@@ -45,7 +45,7 @@ class DataError(HyperFLError):
 
 
 class RunDirectoryError(HyperFLError):
-    """A run directory exists, is in use, or does not match the request."""
+    """A run's folder exists, is in use, or does not match the request."""
 
 
 class FolderInUseError(RunDirectoryError):
@@ -72,6 +72,10 @@ class RunFailedError(HyperFLError):
     """The run itself failed."""
 
     exit_code = 1
+
+
+class DivergedError(RunFailedError):
+    """The run failed since its training has diverged: a result, as others of the same settings."""
 
 
 def for_others(error: Exception) -> str:

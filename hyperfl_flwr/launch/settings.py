@@ -25,6 +25,7 @@ from hyperfl_flwr.runs.run_directory import (
     refuse_used_directory,
     settings_of,
 )
+from hyperfl_flwr.runs.summary import is_record
 
 
 def requested(changes: Mapping[str, Scalar], *, deployed: bool = False) -> RunConfig:
@@ -114,6 +115,8 @@ def check_resume(config: RunConfig) -> dict[str, Any]:
     """
     path = Path(config.resume)
     manifest = read_manifest(path)
+    if is_record(manifest):
+        raise RunDirectoryError(f"{path} was restored from a record and has no state to go on from; start a new run")
     refuse_changed_sources(manifest, config.flat())
     RunDirectory(path).close()  # raises if another process is writing there
     resume_round(config, resolved(config), keeps_state=client_of(config.method).keeps_state(config))

@@ -59,7 +59,7 @@ class Sessions(Protocol):
         """Record that this node takes part in a step.
 
         Raises:
-            RefusalError: If it must not: it has taken part in a later one, in the same one on other terms, or often.
+            RefusalError: If it must not: it has taken part in a later one, in this one with other contents, or often.
             StateError: If it cannot be recorded.
         """
 

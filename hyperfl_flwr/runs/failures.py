@@ -1,4 +1,4 @@
-"""What failed in a run: the clients that were left out, and whether the run's training has diverged."""
+"""What failed in a run: the clients that were left out, and whether its training has diverged."""
 
 import re
 from collections.abc import Mapping
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hyperfl_flwr.core.errors import DivergedError, RunFailedError
 from hyperfl_flwr.protocol.arrays import DIVERGED
 from hyperfl_flwr.protocol.update_norms import TOO_LONG
 
@@ -44,9 +45,22 @@ def read_failures(path: Path) -> list[LeftOut]:
     return found
 
 
-def has_diverged(manifest: Mapping[str, Any]) -> bool:
-    """Return whether a run failed since its clients' training has diverged: a result, as others of the same settings.
+def run_failed(path: Path, text: str) -> RunFailedError:
+    """Return the error for a run in which too many clients failed.
 
-    What they trained was not finite, or further from what they had received than `max-update-ratio`.
+    It is a `DivergedError` if all of them failed in training for one of two reasons: what they trained was not finite,
+    or further from what they had received than `max-update-ratio`. With secure sums no reason is known.
+
+    Args:
+        path: The run's folder.
+        text: The message.
     """
-    return manifest["status"] == "failed" and any(text in manifest.get("problem", "") for text in (DIVERGED, TOO_LONG))
+    reasons = [each.reason for each in read_failures(path) if each.phase == "training"]
+    if reasons and all(any(known in reason for known in (DIVERGED, TOO_LONG)) for reason in reasons):
+        return DivergedError(text)
+    return RunFailedError(text)
+
+
+def has_diverged(manifest: Mapping[str, Any]) -> bool:
+    """Return whether a run has failed since its training has diverged, see `run_failed`."""
+    return bool(manifest["status"] == "failed" and manifest.get("diverged", False))

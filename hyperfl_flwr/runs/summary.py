@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.core.errors import RunDirectoryError, StateError
 from hyperfl_flwr.core.tasks import Task, task_of
 from hyperfl_flwr.metrics.intervals import Interval, of_mean
 from hyperfl_flwr.node.private_state import largest_state
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 from hyperfl_flwr.runs.cross_site import CrossSite
+from hyperfl_flwr.runs.failures import has_diverged
 from hyperfl_flwr.runs.kept_models import ClientNumbers, KeptModels
 from hyperfl_flwr.runs.novel_results import flat_means, read_novel
 from hyperfl_flwr.runs.privacy_statement import PrivacyStatement
@@ -72,6 +73,8 @@ def summarise(path: Path) -> dict[str, Any]:
     """
     manifest, records = read_manifest(path), list(read_metrics(path))
     if is_record(manifest):
+        if has_diverged(manifest):
+            raise RunDirectoryError(f"{path} was restored from the record of a run that has diverged; leave it out")
         return _recorded(path / "summary.json")
     rounds = [record for record in records if record["kind"] == "train"]
     if not rounds:

@@ -171,10 +171,8 @@ def _agreed(nodes: Sequence[Node], num_clients: int) -> Federation:
     for key in ("input-shape", "num-classes"):
         values = {str(node.properties[key]) for node in nodes}
         if len(values) > 1:
-            raise RunFailedError(
-                f"the nodes' data must not differ in {key}, got {', '.join(sorted(values))}; correct the data of the "
-                f"nodes that differ"
-            )
+            found = ", ".join(sorted(values))
+            raise RunFailedError(f"the nodes' data must not differ in {key}, got {found}; correct those that differ")
     return Federation(nodes)
 
 

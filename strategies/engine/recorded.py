@@ -17,6 +17,7 @@ from hyperfl_flwr.protocol.arrays import num_elements
 from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.runs import manifest
 from hyperfl_flwr.runs.checkpoint import SERVER, Checkpoints
+from hyperfl_flwr.runs.failures import run_failed
 from hyperfl_flwr.runs.planned_privacy import planned
 from hyperfl_flwr.runs.run_directory import RunDirectory, read_manifest
 from hyperfl_flwr.runs.validation import is_over, note_means, over_text
@@ -193,18 +194,17 @@ class RecordedStrategy(Strategy):
     def _abort_if_failing(self) -> None:
         config, progress = self.inner.context.config, self.inner.progress
         failed, trainings = progress.failed_trainings, progress.trainings
-        where = f"see {self.directory.path}/failures"
+        path = self.directory.path
+        where = f"see {path}/failures"
         example = next((f": {failure.reason}" for failure in self.inner.outcome.failures), "")
         if progress.failed_rounds >= config.max_failed_rounds:
             rounds = f"{progress.failed_rounds} rounds in a row"
-            raise RunFailedError(f"no sampled client finished in {rounds}{example}; {where}")
+            raise run_failed(path, f"no sampled client finished in {rounds}{example}; {where}")
         if failed > config.failure_budget * trainings:
-            raise RunFailedError(
-                f"{failed} of {trainings} client trainings failed, more than failure-budget = "
-                f"{config.failure_budget:g} of them{example}; {where}"
-            )
+            budget = f"more than failure-budget = {config.failure_budget:g} of them"
+            raise run_failed(path, f"{failed} of {trainings} client trainings failed, {budget}{example}; {where}")
         if failed == trainings and progress.round == config.num_rounds:
-            raise RunFailedError(f"every client failed{example}; {where}")
+            raise run_failed(path, f"every client failed{example}; {where}")
 
     def _record_training(self, current: int, seconds: float) -> None:
         outcome, config = self.inner.outcome, self.inner.context.config

@@ -11,10 +11,10 @@ from experiments.alike import require_alike
 from experiments.cell_settings import changes_of, differences
 from experiments.collect import collect
 from experiments.figures.curves import draw
-from experiments.golden import IN_CELL, fingerprints
+from experiments.golden import fingerprints
 from experiments.recording import record
 from experiments.runner import StudyManifest, run_cells
-from experiments.study import Cell, load_study
+from experiments.study import FINGERPRINTS, Cell, load_study
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.models import provenance
 from hyperfl_flwr.runs.run_directory import read_manifest
@@ -49,7 +49,7 @@ def test_other_data_and_weights_are_refused(entry: str, folder: Path) -> None:
 
 def test_cells_of_code_with_other_numbers_are_refused_and_named(folder: Path) -> None:
     """As their records are: the golden run of the method has changed since. `hyperfl study` says so, and skips them."""
-    (file,) = (cell.folder(folder) / IN_CELL for cell in CELLS if cell.row == "fedavg")
+    (file,) = (cell.folder(folder) / FINGERPRINTS for cell in CELLS if cell.row == "fedavg")
     before = json.loads(file.read_text())
     assert before["fedavg"] == fingerprints({"method": "fedavg"})["fedavg"]
     file.write_text(json.dumps(before | {"fedavg": "0" * 12}))

@@ -226,3 +226,22 @@ def test_a_folder_remembers_num_nodes_if_a_row_depends_on_them(tmp_path: Path) -
         open_study_folder(tmp_path / folder, study_manifest, study_with("mean", tmp_path))
         assert read_study_manifest(tmp_path / folder).changes == remembered
     open_study_folder(tmp_path / "plain", begun[1], study_with("mean", tmp_path))
+
+
+def test_settings_of_a_method_of_the_user_s_own_hinder_no_other_row() -> None:
+    """They may stand among the settings of all runs; whichever rows are chosen, only that method's runs have them."""
+    text = """
+[settings]
+dataset = "digits"
+clipped.norm = 0.5
+[rows.fedavg]
+method = "fedavg"
+[rows.own]
+method = "own_method:CLIPPED"
+[columns.digits]
+label = "digits"
+"""
+    study = parse_study(text, Path("own.toml"))
+    for rows in (["fedavg"], ["own"], []):
+        found = {cell.row: cell.settings.get("clipped.norm") for cell in study.cells(rows=rows)}
+        assert found == {row: {"fedavg": None, "own": 0.5}[row] for row in rows or ("fedavg", "own")}
