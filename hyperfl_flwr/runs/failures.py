@@ -63,4 +63,4 @@ def run_failed(path: Path, text: str) -> RunFailedError:
 
 def has_diverged(manifest: Mapping[str, Any]) -> bool:
     """Return whether a run has failed since its training has diverged, see `run_failed`."""
-    return bool(manifest["status"] == "failed" and manifest.get("diverged", False))
+    return bool(manifest.get("status") == "failed" and manifest.get("diverged", False))

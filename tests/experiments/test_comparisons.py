@@ -127,7 +127,7 @@ def test_a_target_that_was_not_reached_is_in_the_table(quick_study, tmp_path):
     assert f"| {fedavg['rounds_to_target_aggregate']:.2f} (1) / 425.33 ± 61.67 |" in lines["| FedAvg"]
     assert lines["| FedProx"].endswith("| not reached (1 of 1) / 391.67 ± 13.33 |")
     other = quick_study("personalized")
-    with pytest.raises(RunDirectoryError, match="no run has the number rounds_to_target"):
+    with pytest.raises(RunDirectoryError, match="no run has the metric rounds_to_target"):
         collect(with_metric(load_study("personalized"), "rounds_to_target"), quick("personalized"), other)
 
 
@@ -142,7 +142,7 @@ def test_a_number_that_one_row_lacks_leaves_the_table_of_the_others(quick_study,
     lines = {line.split(" | ")[0]: line for line in table.splitlines()}
     assert lines["| FedPer"].endswith("| not measured | – | – |")
     assert f"| {summary_of(folder, 'fedavg')[1]['peak_memory_mb']:.1f} (1) |" in lines["| FedAvg"]
-    with pytest.raises(RunDirectoryError, match=r"no run has the number test_acuracy;.*did you mean test_accuracy"):
+    with pytest.raises(RunDirectoryError, match=r"no run has the metric test_acuracy;.*did you mean test_accuracy"):
         collect(with_metric(study, "test_acuracy"), begun, folder)
     with pytest.raises(RunDirectoryError, match="method of fedavg, fashion-mnist is no number: 'fedavg'"):
         collect(with_metric(study, "method"), begun, folder)

@@ -117,7 +117,7 @@ def test_another_number_is_shown_by_the_way_of_each_row(corrupted):
     collected = collect(with_metric(study, "novel_{way}_blur"), begun, folder)
     for row, way in (("pfedhn", "sampled"), ("pfedhn-nearest", "nearest")):
         assert collected.entries[row, "clean"].values == [pytest.approx(50 * sum(ACCURACIES[way, "blur"]))]
-    with pytest.raises(RunDirectoryError, match=r"no run has the number nonsense; summary.json has "):
+    with pytest.raises(RunDirectoryError, match=r"no run has the metric nonsense; the keys of summary.json are "):
         collect(with_metric(study, "nonsense"), begun, folder)
 
 

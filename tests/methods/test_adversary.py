@@ -178,7 +178,7 @@ def test_each_client_has_a_node_of_its_own(tmp_path: Path) -> None:
     """Unless another number is given, so that the liars do not depend on the machine."""
     changes: dict[str, Scalar] = {"num-clients": 10, "output": str(tmp_path / "run"), ATTACK: "alie", SHARE: 0.2}
     assert [plan(changes, nodes, IN_PROCESS).num_nodes for nodes in (None, 5)] == [10, 5]
-    with pytest.raises(ConfigError, match=r"adversary.share = 0.2 of 2 nodes is none"):
+    with pytest.raises(ConfigError, match=r"adversary.share = 0.2 selects no node of 2"):
         plan(changes, 2, IN_PROCESS)
 
 

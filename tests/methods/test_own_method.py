@@ -346,7 +346,7 @@ def test_a_file_of_strangers_chooses_no_code(federate: Federate, tmp_path: Path)
     run = federate("own_method:PRIVATE_HEAD")
     assert not joins_with_server(run)
     shared = shared_of(run)
-    with pytest.raises(RunDirectoryError, match="cannot join a run of own_method:PRIVATE_HEAD by a file"):
+    with pytest.raises(RunDirectoryError, match="the file would lack the code of own_method:PRIVATE_HEAD"):
         write_shared(shared, tmp_path / "shared.safetensors")
     built_in = shared_of(federate("fedrep"))
     write_shared(built_in, tmp_path / "other.safetensors")

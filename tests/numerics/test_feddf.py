@@ -155,7 +155,7 @@ def test_a_file_without_labels(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("cifar100", r"samples of cifar100 have the shape \(3, 32, 32\), those of the run \(1, 8, 8\)"),
+        ("cifar100", r"the shape \(1, 8, 8\) of the run's data, but cifar100 has \(3, 32, 32\)"),
         ("nothing", "unlabelled data must be noise or one of digits, .* got 'nothing'"),
         ("npz:PLACE/missing.npz", "must be an existing"),
         ("npz:PLACE/other.npz", "must have the shape 1x8x8"),

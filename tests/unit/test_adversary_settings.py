@@ -42,7 +42,7 @@ def test_nodes_may_be_listed() -> None:
 @pytest.mark.parametrize(
     ("given", "num_nodes", "problem"),
     [
-        ({"share": 0.1}, 2, "adversary.share = 0.1 of 2 nodes is none"),
+        ({"share": 0.1}, 2, "adversary.share = 0.1 selects no node of 2"),
         ({"share": 0.9}, 2, "all 2 nodes would lie"),
         ({"nodes": "0,1"}, 2, "all 2 nodes would lie"),
         ({"nodes": "1,2"}, 2, "adversary.nodes must be below the number of nodes, 2; got 2"),
