@@ -88,7 +88,7 @@ def problem_of(document: dict[str, Any], on_note: Callable[[str], None]) -> str:
 
 
 def _run_federation(config: RunConfig, num_nodes: int, golden: Mapping[str, str]) -> None:
-    """Run a cell without an attack, and write the fingerprints of the code, also if it fails after its start.
+    """Run a cell without an attack, and write the fingerprints of the code, also if it has diverged.
 
     Args:
         config: The cell's settings.
