@@ -12,6 +12,7 @@
     |-- RefusalError        a node refuses a request of the server (exit 2)
     |-- InstallationError   foreign packages hide this project's, or a file of the installation is missing (exit 2)
     `-- RunFailedError      the run itself failed (exit 1)
+        `-- DivergedError       since its training has diverged, which is a result (exit 1)
 
 A message states what must hold, what was given, and what to do. Misuse of a library function raises a `ValueError`.
 
