@@ -23,6 +23,7 @@ from hyperfl_flwr.results.same_clients import Division
 from hyperfl_flwr.runs.failures import has_diverged
 from hyperfl_flwr.runs.run_directory import read_manifest
 from hyperfl_flwr.runs.summary import NOT_KNOWN, OF_SINGLE_CLIENTS
+from hyperfl_flwr.runs.targets import counts_rounds
 
 FAILED = "failed"
 
@@ -34,9 +35,6 @@ NOT_REACHED = "not reached"
 
 NOT_MEASURED = "not measured"
 """Text in the place of a number that a row's runs do not have, but another row's."""
-
-ROUNDS_TO_TARGET = ("rounds_to_target", "rounds_to_target_aggregate")
-"""Numbers of summary.json that are None in a run that has not reached its `target-accuracy`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +202,7 @@ def _numbers(study: Study, row: Line, column: Line, runs: Sequence[Finished]) ->
     metric, unit = study.metric_of(row, column), study.unit_in(column)
     found = [run.summary.get(metric) for run in runs]
     known = [value for value in found if value is not None]
-    if late := len(found) - len(known) if metric in ROUNDS_TO_TARGET and any(run.has_target for run in runs) else 0:
+    if late := len(found) - len(known) if counts_rounds(metric) and any(run.has_target for run in runs) else 0:
         # A mean over the seeds that have reached the target would be too small.
         return [], f"{NOT_REACHED} ({late} of {len(found)})"
     if wrong := [value for value in known if isinstance(value, bool) or not isinstance(value, int | float)]:

@@ -13,6 +13,7 @@ from hyperfl_flwr.results.differences import Scores, Seeds, scores_of
 from hyperfl_flwr.results.same_clients import Division, division_of, namespace
 from hyperfl_flwr.runs.run_directory import has_secure_sums, settings_of
 from hyperfl_flwr.runs.summary import NOT_KNOWN, OF_SINGLE_CLIENTS
+from hyperfl_flwr.runs.targets import targets_of
 
 NO_SCORES = "no values of single clients"
 """Text in the place of a number that needs them, where summary.json or a record has the mean over the clients only."""
@@ -53,7 +54,7 @@ class Finished:
             division={**division_of(settings, manifest), "data.seed": settings["data.seed"]},
             summary=json.loads((path / "summary.json").read_text()),
             has_secure_sums=has_secure_sums(manifest),
-            has_target=bool(settings["target-accuracy"]),
+            has_target=bool(targets_of(settings)),
             is_restored=is_restored(path),
         )
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from hyperfl_flwr.core.tasks import TASKS
+from hyperfl_flwr.runs.targets import counts_rounds
 
 _ERRORS = frozenset({"rmse", "mae", "mse"})
 _SCORES = frozenset(name for task in TASKS.values() for name in (task.score, *task.all_scores, task.deciding)) - _ERRORS
@@ -15,7 +16,7 @@ def _of_models(names: Iterable[str]) -> str:
     return rf"(global_test|test|validation|best)_({'|'.join(sorted(names))})(_aggregate|_worst|_worst_decile)?"
 
 
-_COSTS = r"rounds_to_target(_aggregate)?|(unmask_)?seconds_per_round|peak_memory_mb|.*bytes.*|novel_.*_models|.*_loss"
+_COSTS = r"(unmask_)?seconds_per_round|peak_memory_mb|.*bytes.*|novel_.*_models|.*_loss"
 
 _HIGHEST = re.compile(rf"{_of_models(_SCORES)}|novel_.+(?<!_sem)")
 _LOWEST = re.compile(rf"{_of_models(_ERRORS)}|{_COSTS}")
@@ -33,7 +34,7 @@ def best_of(metric: str) -> Choice | None:
 
     None for numbers of which none is better, or for whom depends: spreads, counts, and what an attacker finds.
     """
-    if _LOWEST.fullmatch(metric):
+    if _LOWEST.fullmatch(metric) or counts_rounds(metric):
         return min
     return max if _HIGHEST.fullmatch(metric) else None
 

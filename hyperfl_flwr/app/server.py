@@ -32,7 +32,8 @@ from hyperfl_flwr.runs.resume import begun_rounds, refuse_other_nodes, resume_ro
 from hyperfl_flwr.runs.run_data import RunData, refuse_changed_data
 from hyperfl_flwr.runs.run_directory import DEPLOYMENT, RunDirectory, new_run_name, read_manifest, refuse_used_directory
 from hyperfl_flwr.runs.summary import summarise
-from hyperfl_flwr.runs.summary_texts import fall_text, majority_text, target_text
+from hyperfl_flwr.runs.summary_texts import fall_text, majority_text
+from hyperfl_flwr.runs.targets import target_text
 from hyperfl_flwr.server.federation import Federation, refuse_other_sources
 from hyperfl_flwr.server.membership import Announce, Roster
 from strategies.engine.context import SecureContext
@@ -184,7 +185,7 @@ def _train(
         evaluate_cross_site(grid, inner.context, inner.progress.round, directory, announce)
     summary = summarise(directory.path)
     directory.write_json("summary.json", summary)
-    if text := target_text(config.target_accuracy, summary):
+    if text := target_text(read_manifest(directory.path)["settings"], summary):
         announce(f"target-accuracy: {text}")
     for text in filter(None, (majority_text(summary), fall_text(summary))):
         log(logging.WARNING, "%s", text)

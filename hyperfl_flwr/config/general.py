@@ -1,5 +1,6 @@
 """Declare the settings without a dot in their keys, by topic; `RunConfig` combines them with the dotted ones."""
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -17,7 +18,6 @@ from hyperfl_flwr.core.settings import (
     PositiveFloat,
     Section,
     Seed,
-    Share,
     ShareBelowOne,
     setting,
 )
@@ -126,12 +126,24 @@ class FederationConfig(Section):
         "models leave the clients for it, so that owners of nodes must allow it by `cross-site` in the node config; "
         "others are left out. Refused with differential privacy, noise and secure sums.",
     )
-    target_accuracy: Share = setting(
+    target_accuracy: float | str = setting(
         0.0,
-        "Mean test accuracy (R² of a regression) to reach: the run reports the first round that reaches it, for "
-        "personalized and for aggregate accuracy (`rounds_to_target` in summary.json), and goes on. 0: no such report.",
+        "Mean test accuracy (R² of a regression) to reach, one or several: the run reports the first round that "
+        "reaches it, for personalized and for aggregate accuracy (`rounds_to_target` in summary.json), and goes on. 0: "
+        "no such report.",
+        values="number in [0, 1], several above 0 with commas between them",
         resumable=True,
     )
+
+    @field_validator("target_accuracy")
+    @classmethod
+    def _target_accuracy(cls, value: float | str) -> float | str:
+        parts = value.split(",") if isinstance(value, str) else [f"{value:f}"]
+        targets = {float(part) for part in parts if re.fullmatch(r"\d*\.?\d+", part)}
+        if len(targets) < len(parts) or max(targets) > 1 or (0 in targets and value != 0):
+            allowed = "a number in [0, 1], or several above 0, each once, with commas between them"
+            raise ValueError(f"must be {allowed}; got {value!r}")
+        return value
 
     @field_validator("method")
     @classmethod

@@ -46,6 +46,7 @@ from hyperfl_flwr.runs.run_directory import (
 from hyperfl_flwr.runs.run_sources import method_of
 from hyperfl_flwr.runs.summary import NOT_KNOWN, is_record, summarise
 from hyperfl_flwr.runs.summary_texts import fall_text, liars_text, majority_text, secure_sums_text, shares_text
+from hyperfl_flwr.runs.targets import reached
 from hyperfl_flwr.runs.validation import chooses_state, replaces_test_data
 
 MOST_FAILURES = 100
@@ -64,10 +65,6 @@ SPREAD = {
 GLOBAL_SCORES = {
     "global_test_accuracy": "personalized {} on all test data of the data set",
     "global_test_accuracy_aggregate": "aggregate {} on all test data of the data set",
-}
-ROUNDS_TO_TARGET = {
-    "rounds_to_target": "first round with a mean personalized {} of {}",
-    "rounds_to_target_aggregate": "first round with a mean aggregate {} of {}",
 }
 
 
@@ -221,11 +218,8 @@ def _scores(path: Path, summary: Mapping[str, Any], unknown: str) -> Iterable[tu
     for key, name in GLOBAL_SCORES.items():
         if (value := summary[task.key(key)]) is not None:
             yield name.format(task.score_title), task.text(value)
-    if target := float(read_manifest(path)["settings"].get("target-accuracy", 0)):
-        shown = f"{100 * target:g} %" if task.has_shares else f"{target:g}"
-        for key, name in ROUNDS_TO_TARGET.items():
-            number = summary[key]
-            yield name.format(task.score_title, shown), "none" if number is None else str(number)
+    for accuracy, target, number in reached(read_manifest(path)["settings"], summary):
+        yield f"first round with a mean {accuracy} of {target}", "none" if number is None else str(number)
     for (way, corruption), found in means(read_novel(path)).items():
         name = f"novel clients, {way}" + ("" if corruption == "none" else f", {corruption}")
         yield name, f"{found} %".replace("+-", "±")

@@ -20,6 +20,7 @@ from hyperfl_flwr.runs.novel_results import flat_means, read_novel
 from hyperfl_flwr.runs.privacy_statement import PrivacyStatement
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.runs.run_directory import Record, has_secure_sums, is_simulation, read_manifest, read_metrics
+from hyperfl_flwr.runs.targets import rounds_to_targets
 from hyperfl_flwr.runs.validation import best_record
 
 NOT_KNOWN = "not known: sums are secure"
@@ -82,7 +83,6 @@ def summarise(path: Path) -> dict[str, Any]:
     last = rounds[-1]["round"]
     settings = manifest["settings"]
     task = task_of(settings)
-    target = float(settings.get("target-accuracy", 0))  # manifests of earlier versions lack it
     is_secure = has_secure_sums(manifest)
     kept = KeptModels.of(settings, records, last)
     clients = None if is_secure else kept.clients(settings["num-clients"])
@@ -127,8 +127,7 @@ def summarise(path: Path) -> dict[str, Any]:
         "best_validation_round_aggregate": best_record(records, task, "aggregate").get("round"),
         **_best(rounds, f"personalized_{task.score}", ""),
         **_best([record for record in records if record["kind"] == "aggregate"], aggregate, "_aggregate"),
-        "rounds_to_target": _first_round(records, "train", f"personalized_{task.score}", target),
-        "rounds_to_target_aggregate": _first_round(records, "aggregate", aggregate, target),
+        **rounds_to_targets(settings, records, task),
         "seconds_per_round": _median(rounds, "seconds"),
         "bytes_up_per_client_round": int(_median(rounds, "bytes_up_per_client")),
         "bytes_down_per_client_round": int(_median(rounds, "bytes_down_per_client")),
@@ -269,14 +268,3 @@ def _best(records: Sequence[Record], name: str, part: str) -> dict[str, Any]:
     chosen = complete or [record for record in known if record["clients"] == most]
     best: Record = max(chosen, key=lambda record: float(record[name]), default={})
     return {f"best_round{part}": best.get("round"), f"best_accuracy{part}": best.get(name)}
-
-
-def _first_round(records: Sequence[Record], kind: str, name: str, target: float) -> int | None:
-    """Return the first round of which a mean accuracy is at least `target`; None if there is none, or no target.
-
-    An aggregate accuracy has the round of the state that it is of, although clients measure it one round later.
-    """
-    reached = (
-        record["round"] for record in records if record["kind"] == kind and record.get(name, -math.inf) >= target
-    )
-    return min(reached, default=None) if target else None

@@ -60,24 +60,6 @@ def shares_text(summary: Mapping[str, Any]) -> str:
     return ", ".join(f"node {node} ({share:.2g})" for node, share in least)
 
 
-def target_text(target: float, summary: Mapping[str, Any]) -> str:
-    """Describe when a run reached its target accuracy, in one line; empty without a target.
-
-    Args:
-        target: Setting `target-accuracy`.
-        summary: Content of summary.json.
-    """
-    if not target:
-        return ""
-    found = {"personalized": summary["rounds_to_target"], "aggregate": summary["rounds_to_target_aggregate"]}
-    task = task_of(summary)
-    shown = f"{100 * target:g} %" if task.has_shares else f"{target:g}"
-    return "; ".join(
-        f"{name} {task.score_title} reached {shown} in {'no round' if number is None else f'round {number}'}"
-        for name, number in found.items()
-    )
-
-
 def secure_sums_text(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     """Describe the secure sums of a run: what the server has seen, threshold, nodes and seconds."""
     known = {**manifest["settings"], **manifest.get("resolved", {})}

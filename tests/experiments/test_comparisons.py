@@ -126,6 +126,12 @@ def test_a_target_that_was_not_reached_is_in_the_table(quick_study, tmp_path):
     _, fedavg = summary_of(folder, "fedavg")
     assert f"| {fedavg['rounds_to_target_aggregate']:.2f} (1) / 425.33 ± 61.67 |" in lines["| FedAvg"]
     assert lines["| FedProx"].endswith("| not reached (1 of 1) / 391.67 ± 13.33 |")
+    path.write_text(json.dumps(fedprox | {"rounds_to_target_aggregate": 40, "rounds_to_target_0.46_aggregate": 31}))
+    (line,) = [line for line in markdown(collect(study, begun, folder)).splitlines() if line.startswith("| FedProx")]
+    assert "| 31.0 (1) / 143.67 ± 0.33 | 40.0 (1) / 391.67 ± 13.33 |" in line  # two targets of one run
+    path.write_text(json.dumps(fedprox | {"rounds_to_target_0.46_aggregate": None}))
+    (line,) = [line for line in markdown(collect(study, begun, folder)).splitlines() if line.startswith("| FedProx")]
+    assert "| not reached (1 of 1) / 143.67" in line
     other = quick_study("personalized")
     with pytest.raises(RunDirectoryError, match="no run has the metric rounds_to_target"):
         collect(with_metric(load_study("personalized"), "rounds_to_target"), quick("personalized"), other)
@@ -211,13 +217,14 @@ def test_the_caption_has_the_rounds_that_were_trained(quick_study, tmp_path):
 
 def test_points_at_one_place_are_refused(quick_study, tmp_path):
     """Two columns of one data set, in both of which the setting has the same value, would be one point."""
-    study, begun = load_study("priv-hfl-table-5"), quick("priv-hfl-table-5")
+    study, begun = load_study("personalized"), quick("personalized")
     folder = shutil.copytree(quick_study(study.name), tmp_path / "study")
-    (final,) = folder.glob("fedavg/final")
-    shutil.copytree(final, final.with_name("near"))
-    kind = "rounds_to_target_aggregate@momentum"
+    (column,) = folder.glob("fedavg/fashion-mnist")
+    shutil.copytree(column, column.with_name("again"))
+    kind = "test_accuracy@momentum"
     assert draw(study, begun, folder, kind)
-    study = dataclasses.replace(study, quick_columns=[])
+    columns = [study.columns[0], dataclasses.replace(study.columns[0], name="again", run="again")]
+    study = dataclasses.replace(study, columns=columns, quick_columns=[])
     with pytest.raises(RunDirectoryError, match=r"several columns of digits have momentum 0\.5: one point would "):
         draw(study, begun, folder, kind)
 

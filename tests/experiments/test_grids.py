@@ -98,6 +98,7 @@ def test_which_value_of_a_number_is_the_best():
     )  # fmt: skip
     lowest = (
         "test_rmse", "test_mae_aggregate", "validation_mse", "rounds_to_target", "rounds_to_target_aggregate",
+        "rounds_to_target_0.46",
         "seconds_per_round", "unmask_seconds_per_round", "bytes_on_wire_per_round", "client_state_bytes",
         "peak_memory_mb", "novel_descriptor_bytes_down", "novel_descriptor_models", "train_loss",
     )  # fmt: skip

@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 from html_pages import Page
 
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.launch.progress import ShownProgress
 from hyperfl_flwr.results.report import write_report
 from hyperfl_flwr.runs.summary import summarise
+from hyperfl_flwr.runs.targets import target_text
 
 PERSONALIZED = {1: 0.5, 2: 0.75, 3: 0.7, 4: 0.9}
 """Mean personalized accuracy of the round."""
@@ -39,7 +42,7 @@ def known(federate: Federate) -> Path:
     return run
 
 
-def with_target(run: Path, target: float) -> dict[str, Any]:
+def with_target(run: Path, target: float | str) -> dict[str, Any]:
     """Return the summary of a run as if it had had another target."""
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["settings"]["target-accuracy"] = target
@@ -57,6 +60,27 @@ def test_the_first_round_that_reaches_the_target(
     """A later round below the target changes nothing; the initial state is round 0; a target of 0 is none."""
     summary = with_target(known, target)
     assert (summary["rounds_to_target"], summary["rounds_to_target_aggregate"]) == (personalized, aggregate)
+
+
+def test_several_targets_have_numbers_of_their_own(known: Path) -> None:
+    """The plain names are of the highest; the run's page and its log have all, in ascending order."""
+    summary = with_target(known, "0.85,0.74")
+    assert {name: value for name, value in summary.items() if name.startswith("rounds_to_target")} == {
+        "rounds_to_target": 4, "rounds_to_target_aggregate": None,
+        "rounds_to_target_0.74": 2, "rounds_to_target_0.74_aggregate": 2,
+        "rounds_to_target_0.85": 4, "rounds_to_target_0.85_aggregate": None,
+    }  # fmt: skip
+    rows = Page(write_report(known).read_text()).rows
+    assert [(name, value) for name, value in rows.items() if name.startswith("first round")] == [
+        ("first round with a mean personalized accuracy of 74 %", "2"),
+        ("first round with a mean aggregate accuracy of 74 %", "2"),
+        ("first round with a mean personalized accuracy of 85 %", "4"),
+        ("first round with a mean aggregate accuracy of 85 %", "none"),
+    ]
+    assert target_text({"target-accuracy": "0.85,0.74"}, summary) == (
+        "personalized accuracy reached 74 % in round 2; aggregate accuracy reached 74 % in round 2; "
+        "personalized accuracy reached 85 % in round 4; aggregate accuracy reached 85 % in no round"
+    )
 
 
 def test_runs_of_earlier_versions_have_no_target(known: Path) -> None:
@@ -94,5 +118,11 @@ def test_a_resumed_run_counts_all_its_rounds(federate: Federate, capsys: pytest.
 
 
 def test_a_target_is_a_share(federate: Federate) -> None:
-    with pytest.raises(ConfigError, match="target-accuracy must be less than or equal to 1"):
+    with pytest.raises(ConfigError, match=r"^target-accuracy must be a number in \[0, 1\], or several .*; got 80\.0$"):
         federate("fedavg", target_accuracy=80.0)
+
+
+@pytest.mark.parametrize("given", ["0.5,80", "0,0.5", "0.5,", "", "0.5,0.50", "0.5;0.6", "nan", "0.5,1.01", -0.1])
+def test_several_targets_are_shares(given: str | float) -> None:
+    with pytest.raises(ConfigError, match=rf"target-accuracy must be a number in .*between them; got {given!r}$"):
+        RunConfig.from_flat({**default_settings(), "target-accuracy": given})
