@@ -91,7 +91,7 @@ class PPSGDClient(FedAvgClient):
 
     def offset_set(self) -> ParameterSet:
         """Return the parameters of the private classifier, and their rate."""
-        rate = self.context.config.section(PPSGDConfig).head_learning_rate
+        rate = self.context.config.section(PPSGDConfig).classifier_learning_rate
         return ParameterSet(parameters=list(self.network.offset.parameters()), learning_rate=rate)
 
 

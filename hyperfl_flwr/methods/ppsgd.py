@@ -13,7 +13,7 @@ class PPSGDConfig(Section):
     key: ClassVar[str] = "ppsgd"
     title: ClassVar[str] = "PPSGD"
 
-    head_learning_rate: PositiveFloat = setting(
+    classifier_learning_rate: PositiveFloat = setting(
         0.1, "Learning rate of the private classifier; that of the shared model is `learning-rate`."
     )
 

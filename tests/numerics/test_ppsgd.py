@@ -12,7 +12,7 @@ from clients.fedavg import FedAvgClient
 from clients.ppsgd import PPSGDClient
 from hyperfl_flwr.node.private_state import PrivateState
 
-CHANGES = FULL_BATCH | {"ppsgd.head-learning-rate": 0.3}
+CHANGES = FULL_BATCH | {"ppsgd.classifier-learning-rate": 0.3}
 
 
 @pytest.mark.parametrize("target", ["mlp", "cnn", "own_networks:with_batchnorm"])
@@ -61,7 +61,7 @@ def test_the_client_uses_the_sum_of_both_classifiers(tmp_path):
 
 
 def test_with_a_rate_of_nearly_zero_it_is_fedavg(tmp_path):
-    tiny = CHANGES | {"ppsgd.head-learning-rate": 1e-30}
+    tiny = CHANGES | {"ppsgd.classifier-learning-rate": 1e-30}
     found = upload_after(client(PPSGDClient, tmp_path / "a", tiny, "mlp"))
     expected = upload_after(client(FedAvgClient, tmp_path / "b", CHANGES, "mlp"))
     assert found.keys() == expected.keys()
@@ -72,7 +72,13 @@ def test_with_a_rate_of_nearly_zero_it_is_fedavg(tmp_path):
 @pytest.mark.parametrize("heads", ["noised", "published"])
 def test_with_noise_the_private_classifier_moves_as_the_setting_says(heads, tmp_path):
     """`noised`: along the shared classifier's noisy change, at the ratio of the rates; `published`: along its own."""
-    changes = {"batch-size": 30, "local-epochs": 1, "ppsgd.head-learning-rate": 0.3, "dp.epsilon": 5.0, "num-rounds": 1}
+    changes = {
+        "batch-size": 30,
+        "local-epochs": 1,
+        "ppsgd.classifier-learning-rate": 0.3,
+        "dp.epsilon": 5.0,
+        "num-rounds": 1,
+    }
     changes |= {"weight-decay": 0.0, "dp.heads": heads}
     member = client(PPSGDClient, tmp_path, changes, "mlp")
     before = initial_arrays(member)
