@@ -5,6 +5,7 @@ encoder, answers with a descriptor, and receives the model that the tuned hypern
 only this descriptor and two numbers of samples.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -68,7 +69,8 @@ def serve(grid: Grid, strategy: ITPFL, encoder: ArrayRecord, recipe: Recipe, tim
         RunFailedError: If novel nodes are missing, or a node could not be served; the other nodes have their models.
     """
     # The federation of the training nodes is replaced: only novel nodes receive queries here.
-    context = replace(strategy.context, federation=Federation(novel_nodes(grid, timeout, joins=False)))
+    nodes, failures = novel_nodes(grid, timeout, joins=False)
+    context = replace(strategy.context, federation=Federation(nodes))
     clients = [client for node in context.federation.nodes for client in node.clients]
     records = {RECIPE: ConfigRecord(recipe.values())}
     query = descriptors_of(clients, encoder, recipe.descriptor_length, QuerySpec())
@@ -80,7 +82,7 @@ def serve(grid: Grid, strategy: ITPFL, encoder: ArrayRecord, recipe: Recipe, tim
     query = Query(kind=PERSONALIZE, clients=list(models), expected={}, per_client=models, records=records)
     personalized = ask(grid, context, strategy.progress.round, query)
     # Failures are raised last, so that one node cannot keep the others from their models.
-    refuse_failures([*described.failures, *personalized.failures], len(clients))
+    refuse_failures([*failures, *described.failures, *personalized.failures], len(clients) + len(failures))
     return [
         PersonalizedModel(
             client=client,
@@ -94,27 +96,35 @@ def serve(grid: Grid, strategy: ITPFL, encoder: ArrayRecord, recipe: Recipe, tim
     ]
 
 
-def novel_nodes(grid: Grid, timeout: float, *, joins: bool) -> list[Node]:
-    """Wait for all novel nodes of a kind, and check that the only client of each has the node's number.
+def novel_nodes(grid: Grid, timeout: float, *, joins: bool) -> tuple[list[Node], list[Failure]]:
+    """Wait for all novel nodes of a kind, and find those that can be served.
+
+    A node is left out if its only client does not have its number, or if another node has the same number: it would
+    receive the other one's model.
 
     Args:
         grid: Flower's grid.
         timeout: Longest wait in seconds.
         joins: True for nodes that join a finished run, False for those that receive models on demand.
 
+    Returns:
+        The nodes to serve, and a failure for each of the others.
+
     Raises:
-        RunFailedError: If nodes are missing, or have wrong numbers.
+        RunFailedError: If nodes are missing.
     """
     found = greet(grid, timeout, novel=True)
     nodes = [node for node in found if bool(node.properties.get(JOINS)) == joins]
-    numbers = [node.partition for node in nodes]
-    if len(set(numbers)) < len(numbers):
-        raise RunFailedError(f"novel nodes have the numbers {numbers}; give each a different partition-id")
-    if liars := [node.partition for node in nodes if list(node.clients) != [node.partition]]:
-        raise RunFailedError(
-            f"the novel nodes {liars} report other clients than their own; start novel nodes of this version"
-        )
-    return nodes
+    uses = Counter(node.partition for node in nodes)
+    problems = {
+        node.id: "its node reports other clients than its own; start a novel node of this version"
+        if list(node.clients) != [node.partition]
+        else f"{uses[node.partition]} novel nodes have this number; give each a different partition-id"
+        for node in nodes
+        if list(node.clients) != [node.partition] or uses[node.partition] > 1
+    }
+    failures = [Failure(client=node.partition, reason=problems[node.id]) for node in nodes if node.id in problems]
+    return [node for node in nodes if node.id not in problems], failures
 
 
 def refuse_failures(failures: Sequence[Failure], number: int) -> None:

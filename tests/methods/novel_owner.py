@@ -67,6 +67,15 @@ class HearingGrid(InProcessGrid):
         return reply
 
 
+class OwnedGrid(InProcessGrid):
+    """An in-process grid of nodes with a node config each."""
+
+    def __init__(self, nodes: list[dict[str, Scalar]], run_config: dict[str, Scalar] | None = None) -> None:
+        super().__init__(app, len(nodes), run_config or {})
+        for number, (context, node) in enumerate(zip(self._contexts.values(), nodes, strict=True)):
+            context.node_config = {"partition-id": number, "num-partitions": len(nodes), **node}
+
+
 def node_of(data: Path, output: Path, **more: Scalar) -> dict[str, Scalar]:
     """Return the node config of a novel client with an owner."""
     return {"novel-data": str(data), "novel-output": str(output), "device": "cpu", **more}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from federations import Call, small_settings, trained
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from novel_owner import HearingGrid
+from novel_owner import HearingGrid, OwnedGrid
 from safetensors.torch import load_file
 
 from hyperfl_flwr.app.client import app
@@ -173,15 +173,6 @@ def test_it_pfl_generates_with_the_hypernetwork_of_the_first_phase(serving_run: 
     (served,) = source.join(grid, 1)
     assert served.num_examples == 18
     assert (tmp_path / "out" / "use_model.py").exists()
-
-
-class OwnedGrid(InProcessGrid):
-    """Two nodes with owners: node 0 joins, node 1 trains nothing and waits for models on demand."""
-
-    def __init__(self, nodes: list[dict[str, Scalar]], run_config: dict[str, Scalar]) -> None:
-        super().__init__(app, len(nodes), run_config)
-        for number, (context, node) in enumerate(zip(self._contexts.values(), nodes, strict=True)):
-            context.node_config = {"partition-id": number, "num-partitions": len(nodes), **node}
 
 
 def test_nodes_with_owners_join(run: Path, mine: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from federations import small_settings
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
-from novel_owner import HearingGrid, node_of, normalised, predictions
+from novel_owner import HearingGrid, OwnedGrid, node_of, normalised, predictions
 from safetensors.torch import load_file
 
 from hyperfl_flwr.app.client import app
@@ -190,19 +190,30 @@ def test_a_novel_node_neither_trains_nor_evaluates(photographs: Path, tmp_path: 
 
 
 def test_a_node_that_names_another_ones_client_is_refused(serving_run: Path, photographs: Path, tmp_path: Path) -> None:
-    """Otherwise it would receive the other node's model."""
+    """Otherwise it would receive the other node's model, which gets it."""
     grid = HearingGrid(node_of(photographs, tmp_path / "out"), num_nodes=2)
     answer = grid.answer
 
     def lying(message: Message) -> Message:
         reply = answer(message)
-        if message.metadata.message_type == "query.hello":
-            reply.content[PROPERTIES]["clients"] = [0, 1]  # type: ignore[index]
+        if message.metadata.message_type == "query.hello" and message.metadata.dst_node_id == 1001:
+            reply.content[PROPERTIES]["clients"] = [0]  # type: ignore[index]
         return reply
 
     grid.answer = lying  # type: ignore[method-assign]
-    with pytest.raises(RunFailedError, match=r"the novel nodes \[0, 1\] report other clients than their own"):
+    with pytest.raises(RunFailedError, match=r"^1 of 2 novel .*; client 1: its node reports other clients than its ow"):
         open_run(serving_run).serve(grid)
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_nodes_with_one_number_are_refused(serving_run: Path, photographs: Path, tmp_path: Path) -> None:
+    """Neither receives the other's model; a node with a number of its own is served."""
+    config = {"partition-id": 0, "num-partitions": 3}
+    nodes = [node_of(photographs, tmp_path / str(number), **config) for number in range(3)]
+    nodes[2]["partition-id"] = 7
+    with pytest.raises(RunFailedError, match=r"^2 of 3 novel .*; client 0: 2 novel nodes have .*; client 0: 2 novel"):
+        open_run(serving_run).serve(OwnedGrid(nodes))
+    assert [(tmp_path / str(number)).exists() for number in range(3)] == [False, False, True]
 
 
 class MixedGrid(InProcessGrid):
