@@ -20,6 +20,7 @@ import torch
 from experiments.cell_settings import changes_of, differences
 from experiments.claims import TAKEN, alone, claimed, is_foreign
 from experiments.golden import outdated
+from experiments.prepared_data import changed_data
 from experiments.restored import remove_restored
 from experiments.study import Cell, Study
 from hyperfl_flwr.core.atomic_files import write_atomically
@@ -138,7 +139,7 @@ def run_cells(
         jobs: Number of cells that run at the same time.
         on_finished: Receives each cell when it ends, with the reason of a failure or an empty text.
         quick: Whether a process runs several cells, which saves seconds but makes memory figures meaningless.
-        on_note: Receives a cell and a note on what it is waiting for, or that earlier code has finished it.
+        on_note: Receives a cell and a note on what it waits for, or why it may have other numbers by now.
 
     Raises:
         RunFailedError: If a cell failed; the other cells have been run.
@@ -147,8 +148,8 @@ def run_cells(
     waiting = []
     for cell in cells:
         if is_finished(cell, folder):
-            if reasons := outdated(cell, folder):
-                on_note(cell, f"finished by earlier code: {'; '.join(reasons)}; remove its folder to run it again")
+            if reasons := [*outdated(cell, folder), *changed_data(cell, folder)]:
+                on_note(cell, f"finished earlier: {'; '.join(reasons)}; remove its folder to run it again")
             on_finished(cell, "")
         else:
             waiting.append(cell)

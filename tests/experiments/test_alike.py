@@ -64,9 +64,7 @@ def test_cells_of_code_with_other_numbers_are_refused_and_named(folder: Path) ->
         on_note=lambda cell, note: notes.append(f"{cell.row}: {note}"),
     )  # fmt: skip
     (note,) = notes
-    assert note.startswith(
-        "fedavg: finished by earlier code: the golden run of fedavg has other numbers by now; remove"
-    )
+    assert note.startswith("fedavg: finished earlier: the golden run of fedavg has other numbers by now; remove")
 
 
 def test_weights_of_a_named_file_are_compared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

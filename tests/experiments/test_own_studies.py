@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from federations import Call
 
@@ -136,6 +137,22 @@ def test_a_refused_sweep_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="num-rounds 3 instead of 4"):
         make_sweep(tmp_path, ["fedavg"], {"digits": "digits"}, 1, {"num-rounds": 4}, {})
     assert (tmp_path / "sweep.toml").read_bytes() == before
+
+
+def test_a_finished_cell_of_changed_data_is_named(tmp_path: Path, call: Call) -> None:
+    """Its numbers are not those of the file as it is now; a cell of the same samples is finished, without a note."""
+    file, study = tmp_path / "mine.npz", tmp_path / "mine.toml"
+    study.write_text(f'[settings]\ndataset = "npz:{file}"\n[rows.local]\nmethod = "local"\n')
+    words = ["study", str(study), "--seeds", "1", "--jobs", "1", "--output", str(tmp_path / "runs")]
+    words += [word for text in (*TINY, "num-clients=2", "num-rounds=1", "target=mlp") for word in ("--set", text)]
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (120, 8, 8), dtype=np.uint8)
+    for change, is_named in ((0, False), (0, False), (1, True)):
+        images[0, 0, 0] ^= change
+        np.savez(file, images=images, labels=np.arange(120) % 3)
+        code, _, problem = call(*words)
+        assert code == 0, problem
+        assert (f"finished earlier: npz:{file} has changed, its SHA-256 was " in " ".join(problem.split())) == is_named
 
 
 @pytest.mark.slow
