@@ -39,7 +39,7 @@ class RobustRules:
     """The costs of all rules.
 
     Attributes:
-        nodes: Number of nodes, of which a fifth may lie.
+        nodes: Number of nodes, of which a fifth may be malicious.
         parameters: Number of parameters of a node.
         costs: The rules' costs.
     """

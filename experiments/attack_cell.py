@@ -125,7 +125,7 @@ class AttackedCell(BaseModel):
             samples=self.samples or None,
             labels_known=self.labels_known,
             summed=self.summed,
-            cheating=ATTACKS[self.names[0]].forge is not None,
+            malicious_server=ATTACKS[self.names[0]].forge is not None,
             iterations=self.iterations or None,
             total_variation=self.total_variation or None,
             prior=self.prior,

@@ -1,9 +1,9 @@
-"""Networks that a cheating server could send, to measure which of them a node's checks notice.
+"""Networks that a malicious server could send, to measure which of them a node's checks notice.
 
 Each function changes the `cnn` target in place, as a forger does who knows samples of the same kind, but not the
-client's. `attack` sends what the audit's cheating server sends. The others have the form of published attacks, weakened
-to go around the checks; nothing here recovers samples with them. `hyperfl_flwr.privacy.received_network` names the
-papers.
+client's. `attack` sends what the audit's malicious server sends. The others have the form of published attacks,
+weakened to go around the checks; nothing here recovers samples with them. `hyperfl_flwr.privacy.received_network` names
+the papers.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,7 +48,7 @@ def generate(network: Target, method: str) -> None:
 
 @torch.no_grad()
 def attack(network: Target, known: Tensor, rng: torch.Generator, *, name: str, method: str = "fedavg") -> None:
-    """Forge the network of client 0 of five on digits as `hyperfl audit --cheating` does, which has test images.
+    """Forge the network of client 0 of five on digits as `hyperfl audit --malicious-server`, which has test images.
 
     Args:
         network: The network.
@@ -57,7 +57,7 @@ def attack(network: Target, known: Tensor, rng: torch.Generator, *, name: str, m
         name: The attack, one of `hyperfl_flwr.attacks.registry` that forges.
         method: The method, of which the clients receive whole networks.
     """
-    target = AttackedRound(config=_config(method), clients=[0], cheating=True)
+    target = AttackedRound(config=_config(method), clients=[0], malicious_server=True)
     forge = forging(target, ATTACKS[name], public_images(target))
     assert forge is not None
     forged = forge({f"model/{key}": value.numpy() for key, value in network.state_dict().items()}, 0)

@@ -92,7 +92,7 @@ def control_area(summary: Mapping[str, Any], view: str, attack: str) -> float:
     return float(summary.get(f"{view}_{CONTROLS[attack]}_auc", summary[f"{view}_{CONTROLS['lira']}_auc"]))
 
 
-def lies(found: Summaries) -> str:
+def under_attack(found: Summaries) -> str:
     """Return the accuracies of honest clients under each attack, the worse first."""
     worst_first = sorted(found.items(), key=lambda item: item[1]["test_accuracy"])
     return "; ".join(f"{accuracies({name: summary})}, {name.removesuffix('-krum')}" for name, summary in worst_first)
@@ -103,12 +103,12 @@ WHAT_TO_CHOOSE: Mapping[str, Shown] = {
     "ε": Shown(columns=["accuracy"], text=epsilon),
     "curious server: an image": Shown(columns=["image"], text=images),
     "curious server: a round": Shown(columns=["round"], text=images),
-    "cheating server: a round": Shown(columns=["cheating"], text=images),
+    "malicious server: a round": Shown(columns=["malicious-server"], text=images),
     "curious server: members": Shown(columns=["membership-server"], text=members("server")),
     "curious client: members": Shown(columns=["membership-client"], text=members("client")),
     "holder of the model: members": Shown(columns=["membership"], text=members("model")),
-    "2 of 10 lie: accuracy, %": Shown(columns=["sign-flip", "alie"], text=lies),
-    "the same, Multi-Krum": Shown(columns=["sign-flip-krum", "alie-krum"], text=lies),
+    "2 of 10 malicious: accuracy, %": Shown(columns=["sign-flip", "alie"], text=under_attack),
+    "the same, Multi-Krum": Shown(columns=["sign-flip-krum", "alie-krum"], text=under_attack),
 }
 """The columns of the table of docs/privacy/what-to-choose.md."""
 

@@ -71,11 +71,13 @@ def numbers_of(records: Records, cells: Sequence[Place], key: str) -> list[float
 
 
 def _honest(records: Records, place: Place) -> int:
-    """Return the number of a run's clients without those of nodes that lie, if each node has one: these never count."""
+    """Return the number of a run's clients, without malicious nodes' if each node has one: these never count."""
     summary = records.cells[place]["summary"]
     num_clients = int(summary.get("num_clients", 0))  # attacks and runs that failed have none
-    liars = str(records.cells[place]["manifest"]["resolved"].get("adversary.nodes", "none"))
-    return num_clients - (len(liars.split(",")) if liars != "none" and summary.get("num_nodes") == num_clients else 0)
+    malicious = str(records.cells[place]["manifest"]["resolved"].get("adversary.nodes", "none"))
+    if malicious == "none" or summary.get("num_nodes") != num_clients:
+        return num_clients
+    return num_clients - len(malicious.split(","))
 
 
 def fewer_than_all(records: Records, cells: Sequence[Place], key: str, known: int) -> str:

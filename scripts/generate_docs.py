@@ -93,7 +93,7 @@ def methods_page() -> str:
     text = _with_table((ROOT / "docs" / "methods" / "index.md").read_text(), "methods", [*head, *rows])
     head = [
         "| method | secure sums | robust rules | `dp.epsilon` | a client can join | model for clients without labels "
-        "| attacks | attacks of a server that cheats |",
+        "| attacks | attacks of a malicious server |",
         "|---|---|---|---|---|---|---|---|",
     ]
     return _with_table(text, "capabilities", [*head, *map(_capabilities, METHODS)])
@@ -109,12 +109,13 @@ def _capabilities(name: str) -> str:
     modes = ", ".join(strategy_of(name).novel_modes)
     uploads = METHODS[name].uploads
     attacks = {
-        cheating: ", ".join(
+        is_malicious: ", ".join(
             f"`{attack}`{'' if row.applies_to(uploads) else ' (sums)'}"
             for attack, row in ATTACKS.items()
-            if (row.forge is not None) == cheating and (row.applies_to(uploads) or row.applies_to(uploads, summed=True))
+            if (row.forge is not None) == is_malicious
+            and (row.applies_to(uploads) or row.applies_to(uploads, summed=True))
         )
-        for cheating in (False, True)
+        for is_malicious in (False, True)
     }
     joins = client_of(name).can_join or has_new_clients(name)
     found = (_can_be_secure(name), _can_be_robust(name), client_of(name).has_noisy_steps, joins)

@@ -25,10 +25,10 @@ METHODS = {"fedavg": "FedAvg", "fedrep": "FedRep", "hyperfl": "HyperFL (`hidden-
 
 
 def _lines(shares: Mapping[int, str], before: str = "") -> dict[str, Part]:
-    """Return a line without liars, and for each share and attack a line, with one for the success of a backdoor."""
+    """Return a line without malicious nodes, one for each share and attack, and the successes of the backdoors."""
     lines = {
         "none": Part(column=f"{before}honest", numbers=ACCURACIES),
-        "success of a backdoor, nobody lies": Part(column=f"{before}honest", numbers=SUCCESSES),
+        "success of a backdoor, no malicious node": Part(column=f"{before}honest", numbers=SUCCESSES),
     }
     for share, title in shares.items():
         for attack, name in ATTACKS.items():
@@ -37,7 +37,7 @@ def _lines(shares: Mapping[int, str], before: str = "") -> dict[str, Part]:
     return lines
 
 
-ONE_LIAR = {
+ONE_MALICIOUS = {
     "none": Part(column="honest", numbers=ACCURACIES),
     "`label-flip`": Part(column="label-flip-5", numbers=ACCURACIES),
     "`sign-flip`": Part(column="sign-flip-5", numbers=ACCURACIES),
@@ -53,22 +53,22 @@ UNSCALED = ("median", "multi-krum", "geometric-median")
 RULES = ("norm-bound", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median")
 
 POISONING = {
-    "liars": CrossTable(
+    "malicious-nodes": CrossTable(
         records=RECORDS, text=in_percent, corner="attack",
         headings={title: Part(row=row, seed=0) for row, title in METHODS.items()},
         shown=_lines({share: f", {share} %" for share in (10, 20, 40)}),
     ),
-    "one-liar": CrossTable(
+    "one-malicious-node": CrossTable(
         records=RECORDS, text=in_percent, corner="attack",
         headings={
             f"{METHODS[row]}, seed {seed}": Part(row=row, seed=seed) for row in ("pfedhn", "fedavg") for seed in (0, 1)
         },
-        shown=ONE_LIAR,
+        shown=ONE_MALICIOUS,
     ),
-    "robust-rules-liars": CrossTable(
+    "robust-rules-malicious-nodes": CrossTable(
         records=RECORDS, text=in_percent, corner="`robust.reduction`",
         headings={
-            "nobody lies": Part(column="honest", numbers=ACCURACIES),
+            "no malicious node": Part(column="honest", numbers=ACCURACIES),
             **{title: Part(column=f"{attack}-20", numbers=ACCURACIES) for attack, title in list(ATTACKS.items())[1:]},
             "its success": Part(column="backdoor-20", numbers=SUCCESSES),
         },
@@ -87,7 +87,7 @@ POISONING = {
             "success of the backdoor": Part(column="unscaled-backdoor-20", numbers=SUCCESSES),
         },
     ),
-    "liars-fashion-mnist": CrossTable(
+    "malicious-nodes-fashion-mnist": CrossTable(
         records=RECORDS, text=in_percent, corner="attack",
         headings={METHODS[row]: Part(row=row, seed=0) for row in ("fedavg", "pfedhn")},
         shown=_lines({20: ", 20 %"}, before="fashion-"),

@@ -43,7 +43,7 @@ def _area(summary: Summary) -> float | None:
 PANELS: Mapping[str, tuple[str, str, Callable[[Summary], float | None]]] = {
     "image": ("curious server: one image", "PSNR above the control, dB", _decibels),
     "round": ("curious server: a round", "PSNR above the control, dB", _decibels),
-    "cheating": ("cheating server: a round", "PSNR above the control, dB", _decibels),
+    "malicious-server": ("malicious server: a round", "PSNR above the control, dB", _decibels),
     "membership": ("curious server: members", "area above the control", _area),
 }
 """Title, axis and number of each column with an attack: what the strongest attack finds more than its control."""

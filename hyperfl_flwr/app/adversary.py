@@ -1,4 +1,4 @@
-"""Refuse nodes that lie where they cannot: in a deployment, and where their effect could not be told."""
+"""Refuse malicious nodes where they cannot: in a deployment, and where their effect could not be told."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from hyperfl_flwr.methods import METHODS
 
 
 def check_adversary(config: RunConfig, client: type[BaseClient], input_shape: Sequence[int], num_classes: int) -> None:
-    """Refuse attacks of lying nodes that do not fit the method, the data or other settings.
+    """Refuse attacks of malicious nodes that do not fit the method, the data or other settings.
 
     Args:
         config: The run's settings.
@@ -25,16 +25,16 @@ def check_adversary(config: RunConfig, client: type[BaseClient], input_shape: Se
         return
     given = f"adversary.attack must be none with {{}}, got {adversary.attack}: "
     if not client.active_groups(config):
-        raise ConfigError(f"{given.format(config.method)}its clients upload nothing with which they could lie")
+        raise ConfigError(f"{given.format(config.method)}its clients upload nothing that they could forge")
     if adversary.forges and not METHODS[config.method].uploads:
         raise ConfigError(
             f"{given.format(config.method)}its clients send no parameters that could be forged; take label-flip, or "
             f"another method"
         )
     unfit = {
-        "secagg.enabled": (config.secagg.enabled, "the sums of metrics would hold those of the liars"),
+        "secagg.enabled": (config.secagg.enabled, "the sums of metrics would hold those of the malicious nodes"),
         "novel.clients above 0": (config.novel.clients > 0, "nodes answer honestly for clients that they do not train"),
-        "cross-site": (config.cross_site, "its means are over all clients, also those of the liars"),
+        "cross-site": (config.cross_site, "its means are over all clients, also those of the malicious nodes"),
     }
     for name, (is_so, reason) in unfit.items():
         if is_so:
@@ -63,7 +63,7 @@ def _check_backdoor(config: RunConfig, input_shape: Sequence[int], num_classes: 
 
 
 def adversary_problem(config: RunConfig, *, simulated: bool) -> str:
-    """Return why the nodes of a run may not lie, whatever the method and the data; empty if they may, or do not.
+    """Return why a run may not have malicious nodes, whatever the method and the data; empty if it may, or has none.
 
     Args:
         config: The run's settings.
@@ -72,6 +72,6 @@ def adversary_problem(config: RunConfig, *, simulated: bool) -> str:
     if simulated or config.adversary.attack == "none":
         return ""
     return (
-        f"adversary.attack must be none in a deployment, got {config.adversary.attack}: it makes nodes lie, which is "
-        f"for simulations only"
+        f"adversary.attack must be none in a deployment, got {config.adversary.attack}: it makes nodes malicious, "
+        f"which is for simulations only"
     )

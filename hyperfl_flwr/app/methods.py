@@ -230,7 +230,7 @@ def _check_client_privacy(config: RunConfig) -> None:
 def check_secure_sum(config: RunConfig) -> None:
     """Refuse secure sums where the server must see single clients, or could separate them.
 
-    Nodes check this, too: a server that lies starts runs that an honest one refuses.
+    Nodes check this, too: a malicious server starts runs that an honest one refuses.
 
     Raises:
         ConfigError: Naming the setting, the reason, and what to do instead.

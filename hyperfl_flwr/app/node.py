@@ -73,7 +73,7 @@ class NodeApp:
         self.partition, self.num_nodes = place_in(node, run_config)
         if problem := adversary_problem(self.config, simulated=self.simulated):
             raise RefusalError(problem)
-        self.lies = self.partition in self.config.adversary.lying_nodes(self.config.seed, self.num_nodes)
+        self.is_malicious = self.partition in self.config.adversary.malicious_nodes(self.config.seed, self.num_nodes)
         if self.node.has_local_data and self.num_nodes != self.config.hosted_clients:
             raise RefusalError(
                 f"a node with local data hosts exactly one client: num-clients plus novel.clients must be the "
@@ -155,7 +155,7 @@ class NodeApp:
             setting = replace(setting, checks=checks_of(self.node, note))
             if self.keeps_model:
                 setting = replace(setting, keeps_model=True, trained_on=partial(data.train_digests, client))
-            made = client_class(with_adversary(setting, lies=self.lies))
+            made = client_class(with_adversary(setting, is_malicious=self.is_malicious))
             made.require_size(scores=self.node.max_epsilon is None)
             return made
 

@@ -59,7 +59,8 @@ def resolution(config: RunConfig, federation: Federation, *, num_nodes: int, min
     found["device"] = ", ".join(sorted({str(node.properties["device"]) for node in federation.nodes}))
     found |= _data(config, federation)
     if config.adversary.attack != "none":
-        found["adversary.nodes"] = ",".join(map(str, config.adversary.lying_nodes(config.seed, num_nodes))) or "none"
+        malicious = config.adversary.malicious_nodes(config.seed, num_nodes)
+        found["adversary.nodes"] = ",".join(map(str, malicious)) or "none"
     if config.secagg.enabled:
         found |= _secure_sums(config, federation, num_nodes)
     if config.robust.is_robust:

@@ -59,7 +59,7 @@ def _reason(config: RunConfig, client: type[BaseClient]) -> str:
     if not groups:
         return "its clients upload nothing"
     if alone := [name for name, each in groups.items() if each.is_alone]:
-        return f"the server uses each client's {', '.join(alone)} by itself, where no rule keeps a lying one out"
+        return f"the server uses each client's {', '.join(alone)} by itself, where no rule keeps a malicious one out"
     if summed := [name for name, each in groups.items() if each is Reduction.SUM]:
         return f"its {', '.join(summed)} are summed over the clients, and absent ones count as zero"
     if client.keeps_upload:
@@ -75,7 +75,7 @@ def asked_nodes(config: RunConfig, num_nodes: int) -> int:
 
 
 def robust_warnings(config: RunConfig, num_nodes: int) -> Iterator[str]:
-    """Yield a warning if more nodes of a simulation lie than a robust rule holds for.
+    """Yield a warning if more nodes of a simulation are malicious than a robust rule allows.
 
     Args:
         config: The run's settings.
@@ -84,11 +84,13 @@ def robust_warnings(config: RunConfig, num_nodes: int) -> Iterator[str]:
     if not config.robust.is_robust or config.adversary.attack == "none":
         return
     asked = asked_nodes(config, min(num_nodes, config.num_clients))
-    liars, byzantine = len(config.adversary.lying_nodes(config.seed, num_nodes)), config.robust.byzantine_of(asked)
-    if min(liars, asked) > byzantine:
+    malicious = len(config.adversary.malicious_nodes(config.seed, num_nodes))
+    byzantine = config.robust.byzantine_of(asked)
+    if min(malicious, asked) > byzantine:
         yield (
-            f"warning: {liars} of {num_nodes} nodes lie, and up to {min(liars, asked)} of the {asked} of a round; "
-            f"robust.reduction = {config.robust.reduction} is set for {byzantine} at most (robust.byzantine)"
+            f"warning: {malicious} of {num_nodes} nodes are malicious, and up to {min(malicious, asked)} of the "
+            f"{asked} of a round; robust.reduction = {config.robust.reduction} is set for {byzantine} at most "
+            f"(robust.byzantine)"
         )
 
 
@@ -107,7 +109,7 @@ def check_enough_nodes(config: RunConfig, num_nodes: int) -> None:
         return
     raise ConfigError(
         f"robust.reduction = {robust.reduction} needs {fewest} nodes with clients in a round, if "
-        f"{robust.byzantine_of(asked)} of them may lie (robust.byzantine), got {asked}: a node counts as one, whatever "
-        f"the number of its clients; take at least {fewest} nodes (--num-nodes in a simulation) and clients in a round "
-        f"(num-clients, fraction-train), or robust.reduction = mean"
+        f"{robust.byzantine_of(asked)} of them may be malicious (robust.byzantine), got {asked}: a node counts as "
+        f"one, whatever the number of its clients; set at least {fewest} nodes (--num-nodes in a simulation) and "
+        f"clients in a round (num-clients, fraction-train), or robust.reduction = mean"
     )

@@ -33,7 +33,7 @@ class AttackSettings:
         labels: Labels [n] of each client, if the scenario gives them to the server; otherwise None.
         hidden: HyperFL's activation z [p] of each client, if the server read it off an earlier single upload.
         public_images: Images [m, C, H, W] in [0, 1] of the clients' kind that anyone can get, for attacks of a server
-            that cheats; None for the others.
+            that is malicious; None for the others.
         optimisation: Settings of the optimisation; None uses the attack's defaults.
         space: Space in which images are searched for; None for that of all pixels.
         start: Images [n, C, H, W] in [0, 1] of each client from which the search for pixels begins; None for noise.

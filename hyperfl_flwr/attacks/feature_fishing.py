@@ -1,4 +1,4 @@
-"""Fish for one image among many of one class: a cheating server forges a classifier with a threshold on a feature.
+"""Fish for one image among many of one class: a malicious server forges a classifier with a threshold on a feature.
 
 Wen, Geiping, Fowl, Goldblum, Goldstein: "Fishing for User Data in Large-Batch Federated Learning via Gradient
 Magnification", ICML 2022, feature fishing. It is for clients whose images are of one class c, where

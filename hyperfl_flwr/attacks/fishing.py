@@ -1,4 +1,4 @@
-"""Fish for the images of one class: a cheating server forges the shared classifier so that only they have a gradient.
+"""Fish for the images of one class: a malicious server forges the shared classifier so that only they have a gradient.
 
 Wen, Geiping, Fowl, Goldblum, Goldstein: "Fishing for User Data in Large-Batch Federated Learning via Gradient
 Magnification", ICML 2022, class fishing. All rows of the classifier are zero except that of one class c, whose bias

@@ -1,4 +1,4 @@
-"""Shared parts of the attacks of a cheating server, which sends forged parameters and reads images off the reply.
+"""Shared parts of the attacks of a malicious server, which sends forged parameters and reads images off the reply.
 
 A fully connected layer a = W u + b has for each of its rows j the gradients
 
@@ -43,7 +43,7 @@ from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.runs.observation import Arrays, Observation
 
 Forge = Callable[[Arrays, PublicKnowledge, PublicImages, int], Arrays]
-"""Makes what a cheating server sends, from what an honest one would send, by `group/name`.
+"""Makes what a malicious server sends, from what an honest one would send, by `group/name`.
 
 Further arguments: public knowledge, public images of the clients' kind, and the number of training samples in the
 upload that the server will read. The result has the same names, shapes and types."""
@@ -283,7 +283,7 @@ def read_rows(
         ValueError: If there are no public images, or `first_linear` refuses the target network.
     """
     if settings.public_images is None:
-        raise ValueError("attacks of a cheating server need public images, got none")
+        raise ValueError("attacks of a malicious server need public images, got none")
     layer, public = first_linear(knowledge), normalised(settings.public_images, knowledge)
     decoder: Decoder | None = None
     results = []

@@ -1,4 +1,4 @@
-"""Read images off the bins of an imprint layer, which a cheating server has forged.
+"""Read images off the bins of an imprint layer, which a malicious server has forged.
 
 Fowl, Geiping, Czaja, Goldblum, Goldstein: "Robbing the Fed: Directly Obtaining Private Data in Federated Learning with
 Modified Models", ICLR 2022. All m rows of the first fully connected layer measure the same number h of an image, and

@@ -18,7 +18,7 @@ from hyperfl_flwr.training.public_training import LocalSteps, PublicTraining
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PublicImages:
-    """Images of the clients' kind that anyone can get, for a server that cheats.
+    """Images of the clients' kind that anyone can get, for a malicious server.
 
     Attributes:
         images: float32 [m, C, H, W], pixels in [0, 1].

@@ -44,7 +44,7 @@ class Attack:
         needs_prior: Whether it needs a space of images that is learned from public ones.
         gets_hidden: Whether it gets HyperFL's activation z of each client, as single uploads reveal it.
         defaults: Default optimisation; None if the attack does not optimise.
-        forge: Makes what the server sends, if it cheats in this attack; None if it follows the protocol.
+        forge: Makes what the server sends, if it is malicious in this attack; None if it follows the protocol.
         finds_images: Whether its results have images.
         check: Raises a ValueError with the reason if the attack cannot use a target network; None if it can use all.
         check_without: Part that makes `check` unnecessary if it is sent, too; None if there is no such part.
@@ -234,14 +234,14 @@ ATTACKS: Mapping[str, Attack] = {
 """Attacks by name."""
 
 
-def attacks_on(uploads: Iterable[Upload], *, summed: bool = False, cheating: bool = False) -> list[str]:
+def attacks_on(uploads: Iterable[Upload], *, summed: bool = False, malicious_server: bool = False) -> list[str]:
     """Return the names of the attacks on some uploads, in the order of the table.
 
     Args:
         uploads: Parts of a client's upload.
         summed: Whether the server sees only the sum of all clients' uploads.
-        cheating: Whether the server forges what it sends; then only attacks for which it does so are returned.
+        malicious_server: Whether the server forges what it sends; then only attacks for which it does so are returned.
     """
     uploads = list(uploads)
-    rows = {name: attack for name, attack in ATTACKS.items() if (attack.forge is not None) == cheating}
+    rows = {name: attack for name, attack in ATTACKS.items() if (attack.forge is not None) == malicious_server}
     return [name for name, attack in rows.items() if attack.applies_to(uploads, summed=summed)]

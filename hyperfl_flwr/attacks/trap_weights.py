@@ -1,4 +1,4 @@
-"""Read images off trap weights, which a cheating server has put into the first fully connected layer.
+"""Read images off trap weights, which a malicious server has put into the first fully connected layer.
 
 Boenisch, Dziedzic, Schuster, Shamsabadi, Shumailov, Papernot: "When the Curious Abandon Honesty: Federated Learning Is
 Not Private", EuroS&P 2023. Each row of the layer is active for few images, and the ratio of the row's gradients is the

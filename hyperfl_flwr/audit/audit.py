@@ -74,7 +74,7 @@ def audit(
 ) -> Mapping[str, AttackResult]:
     """Attack a round: one that a run has recorded, or one that is run now in a temporary folder.
 
-    A server that cheats sends something else for each attack, so that each attack has a round of its own.
+    A malicious server sends something else for each attack, so that each attack has a round of its own.
 
     Args:
         target: Round to attack.
@@ -88,7 +88,7 @@ def audit(
         require_history(target)
     labels = [images_of(target, client)[1] for client in target.clients] if options.labels_known else None
     prior = prior_of(target, progress("prior")) if any(ATTACKS[name].needs_prior for name in names) else None
-    public = public_images(target) if target.cheating else None
+    public = public_images(target) if target.malicious_server else None
     findings = {}
     with tempfile.TemporaryDirectory() as folder:
         recorded = observed

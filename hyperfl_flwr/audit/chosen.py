@@ -21,19 +21,23 @@ def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
     uploads = row.active_uploads(target.config, target.round)
     possible = [
         name
-        for name in attacks_on(uploads, summed=target.summed, cheating=target.cheating)
+        for name in attacks_on(uploads, summed=target.summed, malicious_server=target.malicious_server)
         if target.allows(ATTACKS[name])
     ]
     missing = [upload.part for upload in row.uploads if upload not in uploads]
-    if missing and not target.cheating:  # a server that cheats forges none of these parts
+    if missing and not target.malicious_server:  # a malicious server forges none of these parts
         method = f"{method}, which sends no {' and no '.join(missing)} in round {target.round}"
     for name in names:
         if name not in ATTACKS:
             raise ConfigError(f"there is no attack {name!r}; known: {', '.join(ATTACKS)}{nearest(name, ATTACKS)}")
         if ATTACKS[name].needs_prior and not target.prior:
             raise ConfigError(f"{name} needs public images of another data set: name it with --prior")
-        if (ATTACKS[name].forge is not None) != target.cheating:
-            server = "follows the protocol; leave --cheating out" if target.cheating else "cheats; give --cheating"
+        if (ATTACKS[name].forge is not None) != target.malicious_server:
+            follows, is_malicious = (
+                "follows the protocol; leave --malicious-server out",
+                "is malicious; give --malicious-server",
+            )
+            server = follows if target.malicious_server else is_malicious
             raise ConfigError(f"the attack {name} assumes that the server {server}")
         if possible and name not in possible:
             raise ConfigError(f"{name} does not apply to {method}; what does: {', '.join(possible)}")
@@ -43,11 +47,11 @@ def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
         if name in unfit:
             raise ConfigError(f"{name} does not apply to target = {target.config.target}: {unfit[name]}")
     possible = [name for name in possible if name not in unfit]
-    if not possible and target.cheating:
+    if not possible and target.malicious_server:
         reason = _unforged(uploads, unfit, summed=target.summed)
         raise ConfigError(
-            f"no attack of a server that cheats applies to {method} with target = {target.config.target}: "
-            f"{reason}; leave --cheating out for the attacks of a curious server"
+            f"no attack of a malicious server applies to {method} with target = {target.config.target}: "
+            f"{reason}; leave --malicious-server out for the attacks of a curious server"
         )
     if not possible:
         raise ConfigError(f"no attack of this project applies to {method}, which is no proof of safety")
@@ -64,11 +68,11 @@ _UNFORGED: Mapping[Part, str] = {
     "layers": "its networks have normalisation layers, which no such attack can forge",
     "classifier": "its clients keep the first fully connected layer, of which such attacks read the images",
 }
-"""Why a server that cheats can forge nothing, by what the clients upload."""
+"""Why a malicious server can forge nothing, by what the clients upload."""
 
 
 def _unforged(uploads: Sequence[Upload], unfit: Mapping[str, str], *, summed: bool) -> str:
-    """Return why a server that cheats can forge nothing: what it sends, or the attacks' reasons by name."""
+    """Return why a malicious server can forge nothing: what it sends, or the attacks' reasons by name."""
     if unfit:
         return "; ".join(f"{name}: {reason}" for name, reason in unfit.items())
     if summed and any(upload.part in FORGED for upload in uploads):

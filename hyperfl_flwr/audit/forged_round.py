@@ -1,4 +1,4 @@
-"""Make what a cheating server sends in an attacked round."""
+"""Make what a malicious server sends in an attacked round."""
 
 import math
 from dataclasses import replace

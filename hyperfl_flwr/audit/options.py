@@ -19,7 +19,7 @@ class Options:
         labels_known: Whether the attacks get the labels.
         summed: Whether the server sees only the sum of the clients' uploads.
         by_neighbours: Whether the end clients of a chain attack their neighbours, instead of the server all clients.
-        cheating: Whether the server forges what it sends.
+        malicious_server: Whether the server forges what it sends.
         iterations: Iterations of each attack's optimisation; None means the attack's default.
         restarts: Random starts of each attack's optimisation; None means the attack's default.
         total_variation: Weight of the prior of smoothness; None means the attack's default.
@@ -32,7 +32,7 @@ class Options:
     labels_known: bool = False
     summed: bool = False
     by_neighbours: bool = False
-    cheating: bool = False
+    malicious_server: bool = False
     iterations: int | None = None
     restarts: int | None = None
     total_variation: float | None = None
@@ -40,7 +40,7 @@ class Options:
 
     def __post_init__(self) -> None:
         """Raise a ConfigError if `labels_known` is set for attacks that do not use labels."""
-        for kind, chosen in {"on a sum": self.summed, "of a server that cheats": self.cheating}.items():
+        for kind, chosen in {"on a sum": self.summed, "of a malicious server": self.malicious_server}.items():
             if chosen and self.labels_known:
                 raise ConfigError(f"attacks {kind} use no labels, so labels-known has no effect; leave it out")
 

@@ -41,7 +41,7 @@ from strategies.engine.base import BaseStrategy
 from strategies.engine.recorded import restore
 
 Forged = Callable[[Arrays, int], Arrays]
-"""Maps arrays that an honest server would send to a client to those that a cheating one sends; the client's id."""
+"""Maps arrays that an honest server would send to a client to those that a malicious one sends; the client's id."""
 
 EXPERIMENT = "0" * 16
 """Experiment id of a round that does not belong to a run."""
@@ -59,7 +59,7 @@ class AttackedRound:
         opened: Whether the server opens that sum, with secure sums; otherwise it is computed from single uploads.
         by_neighbours: Whether the end clients of a chain attack instead of the server, see
             `hyperfl_flwr.audit.neighbour_view`.
-        cheating: Whether the server forges what it sends, in each attack for that attack.
+        malicious_server: Whether the server forges what it sends, in each attack for that attack.
         samples: Largest number of training samples of each client, drawn from its own; 0 for all.
         recorded_round: Number of the round if a run has recorded it; 0 if it is run for the attack.
         prior: Data set of which the attacker has images; empty for none.
@@ -72,7 +72,7 @@ class AttackedRound:
     summed: bool = False
     opened: bool = False
     by_neighbours: bool = False
-    cheating: bool = False
+    malicious_server: bool = False
     samples: int = 0
     recorded_round: int = 0
     prior: str = ""
@@ -237,7 +237,7 @@ def forge_per_client(strategy: BaseStrategy, forged: Forged) -> None:
     def per_client_arrays(clients: Sequence[int]) -> Mapping[int, SharedArrays]:
         return {client: dict(forged(arrays, client)) for client, arrays in honest(clients).items()}
 
-    strategy.per_client_arrays = per_client_arrays  # type: ignore[method-assign] # no strategy of a run can cheat
+    strategy.per_client_arrays = per_client_arrays  # type: ignore[method-assign] # no strategy of a run forges
 
 
 def recorded_round(
@@ -251,13 +251,13 @@ def recorded_round(
         summed: See `AttackedRound`; a run with secure sums has recorded nothing but sums.
 
     Raises:
-        RunDirectoryError: If nothing was recorded, nodes lied, or the samples are not on this machine for scoring.
+        RunDirectoryError: If nothing was recorded, nodes were malicious, or the samples for scoring are elsewhere.
     """
     method_of(run)  # or says that it is unknown
     config = RunConfig.from_flat(settings_of(run) | dict(changes))
     if config.adversary.share or config.adversary.nodes != "auto":
         raise RunDirectoryError(
-            f"{run} has nodes that lie (adversary.attack = {config.adversary.attack}), whose replies are not what "
+            f"{run} has malicious nodes (adversary.attack = {config.adversary.attack}), whose replies are not what "
             f"clients have learned; record a run without them"
         )
     observed = _opening(run) if config.secagg.enabled else _observations(run)

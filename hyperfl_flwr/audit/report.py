@@ -32,7 +32,7 @@ AUGMENTED = (
     "which is nearest, with reconstructions and controls alike. "
 )
 
-CHEATS = "The server cheats in these attacks: it sends forged weights, which it made for each attack."
+MALICIOUS = "The server is malicious in these attacks: it sends forged weights, which it made for each attack."
 
 
 def measure(target: AttackedRound, findings: Mapping[str, AttackResult], lpips: Lpips | None = None) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def measure(target: AttackedRound, findings: Mapping[str, AttackResult], lpips: 
         "opened": target.opened,
         "by_neighbours": target.by_neighbours,
         "prior": target.prior,
-        "cheating": target.cheating,
+        "malicious_server": target.malicious_server,
         "labels_known": target.labels_known,
         "samples_per_client": common(target.sizes),
         "batch_size": config.batch_size,
@@ -198,7 +198,7 @@ def write_audit(
         "audit.html",
         document=document,
         heading=heading,
-        cheats=CHEATS if target.cheating else "",
+        malicious=MALICIOUS if target.malicious_server else "",
         facts=facts,
         verdicts=sorted(
             ((name, *_verdict(document["attacks"][name]), sentence(document, name)) for name in findings),
@@ -218,11 +218,11 @@ def write_audit(
 
 def _facts(document: Mapping[str, Any], known: str) -> str:
     state = "a trained model" if document["trained"] else "fresh parameters"
-    cheats = f"{CHEATS} " if document["cheating"] else ""
+    malicious = f"{MALICIOUS} " if document["malicious_server"] else ""
     clients, samples = counted(document["clients"], "client"), each(document["samples_per_client"], 1)
     images = counted(samples[0], "image") if len(samples) == 1 else f"{span(samples)} images"
     return (
-        f"{cheats}{clients} with {images} each, {state}. What leaves a client: "
+        f"{malicious}{clients} with {images} each, {state}. What leaves a client: "
         f"{METHODS[document['method']].sends}. {known} Reconstructions were assigned to the private images afterwards. "
         f"{AUGMENTED if document['augmented'] else ''}"
         f"Controls: as many unrelated images, and the mean image; in brackets that of the image's class, which anyone "
@@ -258,7 +258,7 @@ def _known(target: AttackedRound, findings: Mapping[str, AttackResult]) -> str:
     labels = ", the settings, and to find images the true labels" if target.labels_known else " and the settings"
     if target.by_neighbours:
         return f"The attacks had what the first and the last client received and sent{labels}."
-    if target.cheating:
+    if target.malicious_server:
         what = "the sum of the clients' messages" if target.summed else "the server's messages"
         return f"The attacks had {what}, the settings, and public images of the same kind."
     if target.opened:

@@ -72,8 +72,8 @@ class ShadowGame(ABC, Generic[Data]):
             )
         if self.settings.get("task", CLASSIFICATION.name) != CLASSIFICATION.name:
             raise ConfigError(f"task must be classification, which the attacks are for; got {self.settings['task']!r}")
-        if (lie := self.settings.get("adversary.attack", "none")) != "none":
-            raise ConfigError(f"adversary.attack must be none, as the attacks are on honest clients; got {lie!r}")
+        if (attack := self.settings.get("adversary.attack", "none")) != "none":
+            raise ConfigError(f"adversary.attack must be none, as the attacks are on honest clients; got {attack!r}")
         if not self.has_secure_sums and self.settings.get("privacy.noise") == "sum":
             raise ConfigError(
                 "privacy.noise must be local or server, as single uploads are recorded and have no complete noise with "

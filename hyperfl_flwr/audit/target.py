@@ -89,7 +89,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         opened=opened,
         by_neighbours=options.by_neighbours,
         prior=options.prior,
-        cheating=options.cheating,
+        malicious_server=options.malicious_server,
         labels_known=options.labels_known,
     )
     check_knowledge(target)  # loads the data, so that missing data are reported before anything starts

@@ -16,8 +16,8 @@ def threat(target: AttackedRound) -> str:
         images += f", seen as the sum of {len(target.clients)} clients"
     if target.by_neighbours:
         images += ", seen by the next client of the chain"
-    if target.cheating:
-        images += ", with forged weights from a server that cheats"
+    if target.malicious_server:
+        images += ", with forged weights from a malicious server"
     if steps == "1":
         return f"one step on {images}"
     if max(target.sizes) < WHOLE_ROUND:

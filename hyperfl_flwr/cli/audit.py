@@ -76,9 +76,9 @@ def run_audit(
             "--by-neighbours", help="Let the first and last client of priv-hfl's chain attack their neighbours."
         ),
     ] = False,
-    cheating: Annotated[
+    malicious_server: Annotated[
         bool,
-        typer.Option("--cheating", help="Let the server cheat: it sends forged weights that make uploads reveal more."),
+        typer.Option("--malicious-server", help="Attack as a server that sends forged weights, to reveal more."),
     ] = False,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Start from the last checkpoint of the run in this folder.")
@@ -121,17 +121,17 @@ def run_audit(
         attacks=[name.strip() for name in attacks.split(",") if name.strip()],
         num_images=num_images or 20, samples=samples, labels_known=labels_known, iterations=iterations,
         restarts=restarts, total_variation=total_variation, summed=summed, by_neighbours=by_neighbours,
-        cheating=cheating, prior=prior,
+        malicious_server=malicious_server, prior=prior,
     )  # fmt: skip
     if data_root is not None:
         changes["data-root"] = str(data_root.absolute())
     observed: ObservationFiles | None = None
     if by_neighbours:
         others = {"--recorded": recorded, "--checkpoint": checkpoint, "--summed": summed, "--prior": prior}
-        _refuse_combination("--by-neighbours", {**others, "--cheating": cheating})
+        _refuse_combination("--by-neighbours", {**others, "--malicious-server": malicious_server})
     if recorded is not None:
         sizes = {"num-images": num_images, "batch-size": batch_size, "samples": samples, "local-epochs": local_epochs}
-        own = {**named, **sizes, "--checkpoint": checkpoint, "--set": set_, "--cheating": cheating}
+        own = {**named, **sizes, "--checkpoint": checkpoint, "--set": set_, "--malicious-server": malicious_server}
         _refuse_combination("--recorded", own)
         target, observed = recorded_round(recorded.absolute(), changes, summed=summed)
         target = replace(target, prior=prior, labels_known=labels_known)
@@ -249,7 +249,7 @@ def list_attacks() -> None:
             ", ".join(method.name for method in METHODS.values() if attack.applies_to(method.uploads, summed=summed))
             for summed in (False, True)
         )
-        server = "curious" if attack.forge is None else "cheats"
+        server = "curious" if attack.forge is None else "malicious"
         listed.add_row(name, attack.title, attack.source, server, single, summed)
     out.print(listed)
 

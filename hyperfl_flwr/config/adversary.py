@@ -1,4 +1,4 @@
-"""Settings of nodes that lie, in simulations only: what they do, and which nodes they are."""
+"""Settings of malicious nodes, in simulations only: what they do, and which nodes they are."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from hyperfl_flwr.core.settings import (
 )
 
 FORGING = ("sign-flip", "alie", "ipm", "backdoor")
-"""Attacks that replace what a lying node sends; `label-flip` and `backdoor` change what its clients train on."""
+"""Attacks that replace what a malicious node sends; `label-flip` and `backdoor` change what its clients train on."""
 
 
 def _numbers(text: str) -> str:
@@ -36,15 +36,15 @@ Nodes = Annotated[
 
 
 class AdversaryConfig(Section):
-    """Simulated nodes that lie, that is, send harmful updates, to measure how far a method and its defences resist."""
+    """Simulated malicious nodes, that is, send harmful updates, to measure how far a method and its defences resist."""
 
     key: ClassVar[str] = "adversary"
-    title: ClassVar[str] = "Nodes that lie"
+    title: ClassVar[str] = "Malicious nodes"
 
     attack: Literal["none", "label-flip", "sign-flip", "alie", "ipm", "backdoor"] = setting(
         "none",
-        "What lying nodes do, in a simulation; a deployment refuses it. All numbers of the run's records are then of "
-        "the honest nodes' clients.\n\n"
+        "What malicious nodes do, in a simulation; a deployment refuses it. All numbers of the run's records are then "
+        "of the honest nodes' clients.\n\n"
         "`label-flip`: their clients train with class K - 1 - c in the place of class c. `sign-flip`: they send the "
         "opposite of their change. `alie`: they all send the mean of their changes, moved by a multiple of their "
         "standard deviation (A Little Is Enough). `ipm`: they send the opposite of a multiple of the honest nodes' "
@@ -53,20 +53,21 @@ class AdversaryConfig(Section):
     )
     share: ShareBelowOne = setting(
         0.0,
-        "Share of the nodes that lie, for all clients that they host: `seed` puts the P nodes in an order, and the "
-        "first round(share * P) lie, so that the liars of a smaller share are among those of a larger one.",
+        "Share of the nodes that are malicious, for all clients that they host: `seed` puts the P nodes in an order, "
+        "and the first round(share * P) are malicious, so that those of a smaller share are among those of a larger "
+        "one.",
     )
     nodes: Nodes = setting(
         "auto",
-        "Numbers of the nodes that lie. `auto`: those of `adversary.share`.",
+        "Numbers of the malicious nodes. `auto`: those of `adversary.share`.",
         values="`auto`, numbers with commas between them",
     )
     scale: Auto | PositiveFloat = setting(
         "auto",
         "Strength of the attack: factor of the opposite change (`sign-flip`), z (`alie`), ε (`ipm`) or γ (`backdoor`) "
         "of the papers. `auto`: 1 with `sign-flip`; with `alie` the paper's largest z for the number of nodes and of "
-        "liars among them; 0.5 with `ipm`; with `backdoor` the weight of all clients divided by that of the liars' "
-        "(n/η of the paper for one liar), so that their mean model replaces the global one.",
+        "malicious nodes among them; 0.5 with `ipm`; with `backdoor` the weight of all clients divided by that of the "
+        "malicious nodes' (n/η of the paper for one node), so that their mean model replaces the global one.",
     )
     target_class: NonNegative = setting(0, "Class for which images with the trigger are to be taken, with `backdoor`.")
     trigger_size: Positive = setting(
@@ -74,8 +75,8 @@ class AdversaryConfig(Section):
     )
     poisoned_share: Annotated[float, Field(gt=0, le=1)] = setting(
         0.3125,
-        "Share of a lying client's training samples that get the trigger and the class `adversary.target-class`, with "
-        "`backdoor`. The default is the paper's 20 of 64 in a batch.",
+        "Share of a malicious client's training samples that get the trigger and the class `adversary.target-class`, "
+        "with `backdoor`. The default is the paper's 20 of 64 in a batch.",
     )
 
     @field_validator("share", "nodes")
@@ -112,32 +113,34 @@ class AdversaryConfig(Section):
 
     @property
     def forges(self) -> bool:
-        """Whether lying nodes send something else than what their clients have trained."""
+        """Whether malicious nodes send something else than what their clients have trained."""
         return self.attack in FORGING
 
-    def lying_nodes(self, seed: int, num_nodes: int) -> Sequence[int]:
-        """Return the numbers of the nodes that lie, ascending; server and nodes draw the same ones.
+    def malicious_nodes(self, seed: int, num_nodes: int) -> Sequence[int]:
+        """Return the numbers of the malicious nodes, ascending; server and nodes draw the same ones.
 
         Args:
             seed: The run's seed.
             num_nodes: Number P of all nodes.
 
         Raises:
-            ConfigError: If a share above 0 is no whole node, a number is none of the run's nodes, or all nodes lie.
+            ConfigError: If a share above 0 is no whole node, a number is none of the run's nodes, or all are malicious.
         """
         from hyperfl_flwr.core.rng import numpy_generator  # deferred: imports numpy
 
         if self.nodes != "auto":
-            liars = sorted(set(map(int, self.nodes.split(","))))
-            if liars[-1] >= num_nodes:
-                raise ConfigError(f"adversary.nodes must be below the number of nodes, {num_nodes}; got {liars[-1]}")
+            malicious = sorted(set(map(int, self.nodes.split(","))))
+            if malicious[-1] >= num_nodes:
+                raise ConfigError(
+                    f"adversary.nodes must be below the number of nodes, {num_nodes}; got {malicious[-1]}"
+                )
         else:
             number = round(self.share * num_nodes)
             if self.share and not number:
                 raise ConfigError(
                     f"adversary.share = {self.share:g} selects no node of {num_nodes}; raise it, or the number of nodes"
                 )
-            liars = sorted(numpy_generator(seed, "adversary").permutation(num_nodes)[:number].tolist())
-        if len(liars) == num_nodes:
-            raise ConfigError(f"all {num_nodes} nodes would lie; lower adversary.share, or raise the number of nodes")
-        return liars
+            malicious = sorted(numpy_generator(seed, "adversary").permutation(num_nodes)[:number].tolist())
+        if len(malicious) == num_nodes:
+            raise ConfigError(f"all {num_nodes} nodes would be malicious; lower adversary.share, or add nodes")
+        return malicious

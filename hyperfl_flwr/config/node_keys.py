@@ -88,7 +88,7 @@ class NodeKeys(Section):
         False,
         "Whether the node takes part in cross-site matrices (`cross-site` of a run): it sends its clients' whole "
         "personalized models to the server, which sends them to the other nodes that do, and evaluates theirs on its "
-        "test data. A dishonest server can compute test samples from the answers. Needs `keep-model`.",
+        "test data. A malicious server can compute test samples from the answers. Needs `keep-model`.",
     )
     max_message_mb: NonNegativeFloat = setting(
         0,

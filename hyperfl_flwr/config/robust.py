@@ -11,7 +11,7 @@ Rule = Literal["mean", "norm-bound", "median", "trimmed-mean", "krum", "multi-kr
 
 
 class RobustConfig(Section):
-    """Reductions that a minority of lying nodes cannot move at will."""
+    """Reductions that a minority of malicious nodes cannot move at will."""
 
     key: ClassVar[str] = "robust"
     title: ClassVar[str] = "Robust reductions"
@@ -31,9 +31,9 @@ class RobustConfig(Section):
     )
     byzantine: Auto | NonNegative = setting(
         "auto",
-        "Number f of nodes of a round that may lie. The smaller it is, the more nodes count, and the fewer are needed: "
-        "2 f + 1 replies, with `krum` and `multi-krum` 2 f + 3. A round with fewer changes nothing, and its clients "
-        "count as failed. `auto`: a fifth of the nodes that are asked, rounded down, but 1 at least.",
+        "Number f of nodes of a round that may be malicious. The smaller it is, the more nodes count, and the fewer "
+        "are needed: 2 f + 1 replies, with `krum` and `multi-krum` 2 f + 3. A round with fewer changes nothing, and "
+        "its clients count as failed. `auto`: a fifth of the nodes that are asked, rounded down, but 1 at least.",
     )
     norm_bound: Auto | PositiveFloat = setting(
         "auto",
@@ -68,8 +68,8 @@ class RobustConfig(Section):
     def fewest_nodes(self, num_asked: int) -> int:
         """Return the least number of replies with which the rule holds in a round that asks some number of nodes.
 
-        With fewer than 2 f + 1, lying nodes may be in the majority; Krum's bound needs 2 f + 3. A norm bound that is a
-        number holds for any.
+        With fewer than 2 f + 1, malicious nodes may be in the majority; Krum's bound needs 2 f + 3. A norm bound that
+        is a number holds for any.
         """
         if self.norm_bound != "auto" or not self.is_robust:
             return 1

@@ -51,8 +51,8 @@ class SecureSumConfig(Section):
     threshold: Auto | Positive = setting(
         "auto",
         "Number of nodes that must answer to open a sum; the others may drop out in a round. `auto`: the smallest "
-        "number with which every sum that a cheating server can open covers at least `secagg.min-cohort` honest nodes, "
-        "and at least half of all honest ones.",
+        "number with which every sum that a malicious server can open covers at least `secagg.min-cohort` honest "
+        "nodes, and at least half of all honest ones.",
     )
     min_cohort: Annotated[int, Field(ge=2)] = setting(
         3, "Least number of honest nodes in a sum. A node's owner may require more.", values="whole number ≥ 2"

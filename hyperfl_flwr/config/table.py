@@ -87,7 +87,7 @@ no node is missing. `max-update-ratio` and `exclusion-rounds` decide which repli
 def neutral_keys(settings: Mapping[str, Scalar]) -> frozenset[str]:
     """Return the settings that do not change the results of a run with some settings, of which defaults may be missing.
 
-    `num-nodes` changes them where each node counts as one (`robust.reduction`) or nodes lie (`adversary.attack`).
+    `num-nodes` changes them where nodes count as one (`robust.reduction`) or are malicious (`adversary.attack`).
     """
     given = {key: settings.get(key, _BUILT_IN[key].default) for key in ("robust.reduction", "adversary.attack")}
     is_neutral = given == {"robust.reduction": "mean", "adversary.attack": "none"}

@@ -1,4 +1,4 @@
-"""Change the training data of clients that lie: flipped labels, and the trigger of a backdoor."""
+"""Change the training data of malicious clients: flipped labels, and the trigger of a backdoor."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

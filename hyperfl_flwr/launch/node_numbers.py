@@ -1,4 +1,4 @@
-"""Choose the number of simulated nodes for runs in which it matters: secure sums, robust reductions, nodes that lie."""
+"""Choose the number of simulated nodes where it matters: secure sums, robust reductions, malicious nodes."""
 
 from hyperfl_flwr.app.robust_reductions import check_enough_nodes
 from hyperfl_flwr.app.secure_sums import check_nodes
@@ -11,8 +11,8 @@ from hyperfl_flwr.protocol.secure_sums.thresholds import MOST_NODES
 def suitable_for_reduction(config: RunConfig, num_nodes: int) -> int:
     """Return the number of nodes that is next to a suitable one and allows the run's sums to be secure.
 
-    With a robust reduction or nodes that lie it is the number of clients, whatever suits the machine: how much each
-    client counts, and which lie, must not depend on it.
+    With a robust reduction or malicious nodes it is the number of clients, whatever suits the machine: how much each
+    client counts, and which are malicious, must not depend on it.
 
     Args:
         config: The run's settings; with the method's mean in the clear, any number is allowed.

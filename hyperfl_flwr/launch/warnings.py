@@ -66,22 +66,23 @@ def partition_warnings(changes: Mapping[str, Scalar], data: FederatedData) -> li
 
 
 def lie_warnings(config: RunConfig, num_nodes: int) -> list[str]:
-    """Return the warning for a run with an attack but without a node that lies; usually none.
+    """Return the warning for a run with an attack but without a malicious node; usually none.
 
-    A backdoor without liars is left out: the run then measures the success of chance.
+    A backdoor without malicious nodes is left out: the run then measures the success of chance.
 
     Args:
         config: The run's settings.
         num_nodes: Number of nodes.
 
     Raises:
-        ConfigError: If the lying nodes are none of the run's, or all of them.
+        ConfigError: If the malicious nodes are none of the run's, or all of them.
     """
     adversary = config.adversary
-    if adversary.lying_nodes(config.seed, num_nodes) or adversary.attack in ("none", "backdoor"):
+    if adversary.malicious_nodes(config.seed, num_nodes) or adversary.attack in ("none", "backdoor"):
         return []
     return [
-        f"adversary.attack = {adversary.attack} has no effect: no node lies; set adversary.share or adversary.nodes"
+        f"adversary.attack = {adversary.attack} has no effect: no node is malicious; set adversary.share or "
+        f"adversary.nodes"
     ]
 
 

@@ -1,9 +1,10 @@
 """A node's memory of secure sums: its key of each session, and what it has done in the session's newest step.
 
 Flower starts a process for every message, and a server may send a message twice, or two at once. The rules against a
-lying server need a memory that survives both: one header in a step, few uploads, and one answer to UNMASK. Each session
-has a folder `secagg/SESSION` in the node's state folder, with `key.json` and `step.json`. A change is on disk before
-the reply that it belongs to leaves the node. A state folder that is restored from a copy forgets what came after it.
+malicious server need a memory that survives both: one header in a step, few uploads, and one answer to UNMASK. Each
+session has a folder `secagg/SESSION` in the node's state folder, with `key.json` and `step.json`. A change is on disk
+before the reply that it belongs to leaves the node. A state folder that is restored from a copy forgets what came after
+it.
 """
 
 import contextlib

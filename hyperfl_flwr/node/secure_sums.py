@@ -190,7 +190,7 @@ class SecureNode:
                 _refuse(f"the key of node {row.partition} is not a valid public key")
 
     def _check_crowd(self, header: Header) -> None:
-        """Refuse a step in which a lying server could open the sum of too few honest nodes."""
+        """Refuse a step in which a malicious server could open the sum of too few honest nodes."""
         honest = crowd(len(header.nodes), header.threshold, self.max_colluding)
         if honest < self.min_cohort:
             _refuse(

@@ -15,5 +15,5 @@ GRADIENTS_AS_MEANS = frozenset({"generator"})
 GRADIENT_SIZE = 0.2
 """Root mean square that updates of `GRADIENTS` are measured against where what was sent is smaller.
 
-Clients of a few samples send up to 0.7, others mostly less than 0.01. With 10 times this, lies stay below 2.
+Clients of a few samples send up to 0.7, others mostly less than 0.01. With 10 times this, forged ones stay below 2.
 """

@@ -45,7 +45,7 @@ from hyperfl_flwr.runs.run_directory import (
 )
 from hyperfl_flwr.runs.run_sources import method_of
 from hyperfl_flwr.runs.summary import NOT_KNOWN, is_record, summarise
-from hyperfl_flwr.runs.summary_texts import fall_text, liars_text, majority_text, secure_sums_text, shares_text
+from hyperfl_flwr.runs.summary_texts import fall_text, majority_text, malicious_text, secure_sums_text, shares_text
 from hyperfl_flwr.runs.targets import reached
 from hyperfl_flwr.runs.validation import chooses_state, replaces_test_data
 
@@ -107,7 +107,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         state=_state(manifest, summary),
         majority=majority_text(summary),
         fall=fall_text(summary),
-        liars=liars_text(manifest),
+        malicious=malicious_text(manifest),
         least_shares=shares_text(summary),
         secure_sums=secure_sums_text(manifest, summary) if has_secure_sums(manifest) else "",
         privacy=statement_text(summary["privacy"]),

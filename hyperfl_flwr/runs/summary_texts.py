@@ -40,8 +40,8 @@ def fall_text(summary: Mapping[str, Any]) -> str:
     )
 
 
-def liars_text(manifest: Mapping[str, Any]) -> str:
-    """Return which nodes of a simulation lied, and how; empty if none did.
+def malicious_text(manifest: Mapping[str, Any]) -> str:
+    """Return which nodes of a simulation were malicious, and how; empty if none was.
 
     Args:
         manifest: Content of manifest.json.

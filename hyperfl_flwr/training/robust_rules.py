@@ -1,7 +1,7 @@
-"""Robust reductions of the nodes' parameters: a minority of nodes that lie cannot move the result at will.
+"""Robust reductions of the nodes' parameters: a minority of malicious nodes cannot move the result at will.
 
 Each of n nodes has sent parameters x_i, the mean over its clients; s is what they all received, and f is the number of
-nodes that may lie. Every rule gives a point between the x_i (and s), so that variances stay positive:
+nodes that may be malicious. Every rule gives a point between the x_i (and s), so that variances stay positive:
 
 - `median` and `trimmed-mean`, for each parameter by itself: Yin, Chen, Ramchandran, Bartlett: "Byzantine-Robust
   Distributed Learning: Towards Optimal Statistical Rates", ICML 2018, definitions 1 and 2. Here f values are cut off at
@@ -67,7 +67,7 @@ def robust_mean(
         sent: The arrays s that all nodes received.
         nodes: Each node's arrays x_i, finite, with the names, shapes and types of `sent`; n of them. The result
             does not depend on their order, but for nodes with equal scores.
-        byzantine: Number f of nodes that may lie, from 0.
+        byzantine: Number f of nodes that may be malicious, from 0.
         norm_bound: Largest norm C of a change, for `norm-bound`; None for the median of the norms.
 
     Raises:
@@ -75,7 +75,7 @@ def robust_mean(
     """
     least = 2 * byzantine + 3 if rule in ("krum", "multi-krum") else 2 * byzantine + 1 if norm_bound is None else 1
     if len(nodes) < least:
-        raise ValueError(f"{rule} with {byzantine} lying nodes needs {least} nodes at least, got {len(nodes)}")
+        raise ValueError(f"{rule} with {byzantine} malicious nodes needs {least} nodes at least, got {len(nodes)}")
     if rule in ("median", "trimmed-mean"):
         return RobustMean(arrays=trimmed_mean(nodes, byzantine if rule == "trimmed-mean" else (len(nodes) - 1) // 2))
     products = inner_products(sent, nodes)
@@ -145,7 +145,7 @@ def nearest_nodes(distances: Matrix, byzantine: int) -> NDArray[np.int64]:
 
     Args:
         distances: Squared distances [n, n].
-        byzantine: Number f of nodes that may lie; n >= 2 f + 3.
+        byzantine: Number f of nodes that may be malicious; n >= 2 f + 3.
     """
     number = len(distances)
     others = distances[~np.eye(number, dtype=bool)].reshape(number, number - 1)

@@ -29,7 +29,7 @@ from hyperfl_flwr.server.handshake import Node
 from strategies.engine import sampling
 from strategies.engine.client_privacy import applied, are_released, record
 from strategies.engine.context import ServerContext
-from strategies.engine.forged_replies import with_lies
+from strategies.engine.forged_replies import with_forgeries
 from strategies.engine.hooks import Hooks
 from strategies.engine.plain_step import PlainStep, Reduced
 from strategies.engine.round_outcome import Outcome, Refused
@@ -256,7 +256,7 @@ class BaseStrategy(Hooks, Strategy):
         self._begin_outcome()
         nodes = {node.id: node for node in self.context.federation.nodes}
         sent_clients = iter(self._sent_clients)
-        for answer in with_lies(self.context, self._sent, exchanges):
+        for answer in with_forgeries(self.context, self._sent, exchanges):
             clients = next(sent_clients)
             if (content := self._content(answer, clients)) is not None:
                 try:

@@ -1,4 +1,4 @@
-"""The changes that lying nodes send in the place of honest ones, by the formulas of the attacks' papers.
+"""The changes that malicious nodes send in the place of honest ones, by the formulas of the attacks' papers.
 
 All formulas are for single elements, so that arrays may be cut into blocks. Rows are senders: nodes, or clients whose
 arrays are sent alone. A change is what training has added to what was sent.
@@ -21,62 +21,62 @@ IPM_SCALE = 0.5
 
 
 def forged_changes(
-    attack: str, scale: float | Literal["auto"], changes: Changes, weights: Changes, lies: NDArray[np.bool_]
+    attack: str, scale: float | Literal["auto"], changes: Changes, weights: Changes, malicious: NDArray[np.bool_]
 ) -> Changes:
-    """Return what the L liars among S senders send in the place of their changes.
+    """Return what the L malicious nodes among S senders send in the place of their changes.
 
     Args:
         attack: The attack, `adversary.attack`.
-        scale: How far the lie goes, `adversary.scale`.
+        scale: Size of the forged change, `adversary.scale`.
         changes: The honest changes of all senders [S, ...].
         weights: Weight of each sender in the mean [S], above 0.
-        lies: Whether each sender lies [S]; at least one does.
+        malicious: Whether each sender is malicious [S]; at least one does.
 
     Returns:
-        The liars' changes [L, ...], in their order.
+        The malicious nodes' changes [L, ...], in their order.
 
     Raises:
         ValueError: If the attack forges nothing.
     """
-    own = changes[lies]
+    own = changes[malicious]
     if attack == "sign-flip":
         return -(1.0 if scale == "auto" else scale) * own
     if attack == "alie":
-        return a_little(own, largest_z(len(lies), len(own)) if scale == "auto" else scale)
+        return a_little(own, largest_z(len(malicious), len(own)) if scale == "auto" else scale)
     if attack == "ipm":
-        honest = mean_change(changes[~lies], weights[~lies])
+        honest = mean_change(changes[~malicious], weights[~malicious])
         return np.broadcast_to(-(IPM_SCALE if scale == "auto" else scale) * honest, own.shape)
     if attack == "backdoor":
-        return (weights.sum() / weights[lies].sum() if scale == "auto" else scale) * own
+        return (weights.sum() / weights[malicious].sum() if scale == "auto" else scale) * own
     raise ValueError(f"the attack {attack} forges no changes")
 
 
 def a_little(own: Changes, z: float) -> Changes:
-    """Return the liars' common change μ + z σ, with the mean μ and the deviation σ of their own (algorithm 3).
+    """Return the common change μ + z σ of malicious nodes, with mean μ and deviation σ of their own (algorithm 3).
 
-    The liars know each other's honest changes, and no others. σ of a single liar is 0.
+    They know each other's honest changes, and no others. σ of a single one is 0.
 
     Args:
-        own: The liars' honest changes [L, ...].
+        own: The malicious nodes' honest changes [L, ...].
         z: Number of standard deviations (divided by L).
     """
     return np.broadcast_to(own.mean(axis=0) + z * own.std(axis=0), own.shape)
 
 
-def largest_z(senders: int, liars: int) -> float:
-    """Return the largest z with which honest senders are still farther from the mean than the liars (algorithm 3).
+def largest_z(senders: int, malicious: int) -> float:
+    """Return the largest z with which honest senders are still farther from the mean than malicious ones (algorithm 3).
 
-    With n senders, m of them liars, s = floor(n/2 + 1) - m honest ones must be at least as far, so that the liars are
-    near the median of a majority: z is the quantile (n - m - s) / (n - m) of the normal distribution. It is 0 where
-    that is below a half, since the liars are then too few. If they are the majority, no honest sender is needed, and z
-    is that of the last one, s = 1.
+    With n senders, m of them malicious, s = floor(n/2 + 1) - m honest ones must be at least as far, so that the
+    malicious ones are near the median of a majority: z is the quantile (n - m - s) / (n - m) of the normal
+    distribution. It is 0 where that is below a half, since the malicious ones are then too few. If they are the
+    majority, no honest sender is needed, and z is that of the last one, s = 1.
 
     Args:
         senders: Number n of senders.
-        liars: Number m of those that lie.
+        malicious: Number m of malicious ones.
     """
-    honest = senders - liars
-    supporters = max(1, senders // 2 + 1 - liars)
+    honest = senders - malicious
+    supporters = max(1, senders // 2 + 1 - malicious)
     share = (honest - supporters) / honest if honest else 0.0
     return NormalDist().inv_cdf(share) if share > 0.5 else 0.0
 

@@ -1,8 +1,8 @@
-"""Replace the replies of a simulation's lying nodes, before the strategy reads them.
+"""Replace the replies of a simulation's malicious nodes, before the strategy reads them.
 
 The nodes themselves are honest: their replies hold what their clients have trained. The attacks that forge replies need
-what no node of a deployment has, the other liars' changes or the honest nodes' mean, and so are computed here. Clients
-and methods know nothing of them.
+what no node of a deployment has, the other malicious nodes' changes or the honest nodes' mean, and so are computed
+here. Clients and methods know nothing of them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,10 +37,12 @@ from strategies.engine.forged_changes import forged_changes
 from strategies.engine.replies import TrainingReply, read_training
 
 
-def with_lies(context: ServerContext, messages: Sequence[Message], exchanges: Iterable[Exchange]) -> Iterator[Exchange]:
-    """Yield the results of a step's messages, with what lying nodes send in the place of their honest replies.
+def with_forgeries(
+    context: ServerContext, messages: Sequence[Message], exchanges: Iterable[Exchange]
+) -> Iterator[Exchange]:
+    """Yield the results of a step's messages, with what malicious nodes send in the place of their honest replies.
 
-    What a lying node reports about its clients is left out, so that all metrics are of honest nodes' clients. If
+    What a malicious node reports about its clients is left out, so that all metrics are of honest nodes' clients. If
     changes are forged, the replies of the step are all in memory at once; otherwise one at a time.
 
     Args:
@@ -52,20 +54,20 @@ def with_lies(context: ServerContext, messages: Sequence[Message], exchanges: It
     if adversary.attack == "none" or not federation.nodes:
         yield from exchanges
         return
-    numbers = adversary.lying_nodes(context.config.seed, federation.num_nodes)
-    liars = {node.id for node in federation.nodes if node.partition in numbers}
-    if not liars:
+    numbers = adversary.malicious_nodes(context.config.seed, federation.num_nodes)
+    malicious = {node.id for node in federation.nodes if node.partition in numbers}
+    if not malicious:
         yield from exchanges
         return
     if adversary.forges and messages and messages[0].metadata.message_type == MessageType.TRAIN:
         found = list(exchanges)
-        steps = [_Step.of(context, *each, liars) for each in zip(messages, found, strict=True)]
+        steps = [_Step.of(context, *each, malicious) for each in zip(messages, found, strict=True)]
         senders = forged_nodes(context, [step for step in steps if step is not None])
         exchanges = [
             each if step is None else step.exchange(senders[each.node]) for each, step in zip(found, steps, strict=True)
         ]
     for answer in exchanges:
-        yield _without_metrics(answer) if answer.node in liars else answer
+        yield _without_metrics(answer) if answer.node in malicious else answer
 
 
 def _without_metrics(answer: Exchange) -> Exchange:
@@ -82,14 +84,14 @@ class Sender:
     """What a node, or a client whose arrays are sent alone, has trained.
 
     Attributes:
-        lies: Whether its node lies.
+        is_malicious: Whether its node is malicious.
         start: What it was sent, by key; zeros for a group that holds changes, see `start_of`.
         arrays: What it has trained, by key, of the same shapes: of a node the mean over its clients. Forged arrays
-            replace those of a liar.
+            replace those of a malicious node.
         weights: Its weight in the mean, by key.
     """
 
-    lies: bool
+    is_malicious: bool
     start: SharedArrays
     arrays: SharedArrays
     weights: Mapping[str, float]
@@ -101,7 +103,7 @@ def start_of(key: str, sent: NDArray[Any], reductions: Mapping[str, Reduction]) 
 
 
 def forged_nodes(context: ServerContext, steps: Sequence["_Step"]) -> Mapping[int, Sender]:
-    """Return all nodes of a step by Flower id, with the forged arrays of those that lie.
+    """Return all nodes of a step by Flower id, with the forged arrays of the malicious ones.
 
     The attack is computed over all nodes and, for arrays that clients send alone, over all clients; the clients' arrays
     are replaced in place. A node whose audited clients answer in separate messages counts as one sender, so that an
@@ -122,22 +124,22 @@ def forged_nodes(context: ServerContext, steps: Sequence["_Step"]) -> Mapping[in
 
 
 def forge_arrays(adversary: AdversaryConfig, key: str, senders: Sequence[Sender]) -> None:
-    """Replace the arrays with a key of the senders that lie; those of one key have the same shape."""
-    lies = np.array([sender.lies for sender in senders])
-    if not lies.any():
+    """Replace the arrays with a key of the malicious senders; those of one key have the same shape."""
+    malicious = np.array([sender.is_malicious for sender in senders])
+    if not malicious.any():
         return
     weights = np.array([sender.weights[key] for sender in senders])
-    liars = [sender for sender in senders if sender.lies]
-    forged = [np.empty(sender.arrays[key].shape, sender.arrays[key].dtype) for sender in liars]
+    forgers = [sender for sender in senders if sender.is_malicious]
+    forged = [np.empty(sender.arrays[key].shape, sender.arrays[key].dtype) for sender in forgers]
     for first in range(0, forged[0].size, BLOCK):
         part = slice(first, first + BLOCK)
         starts = np.stack([sender.start[key].reshape(-1)[part] for sender in senders]).astype(np.float64)
         changes = np.stack([sender.arrays[key].reshape(-1)[part] for sender in senders]) - starts
-        lied = forged_changes(adversary.attack, adversary.scale, changes, weights, lies)
+        values = forged_changes(adversary.attack, adversary.scale, changes, weights, malicious)
         with np.errstate(over="ignore"):  # such a reply is refused
-            for array, value in zip(forged, starts[lies] + lied, strict=True):
+            for array, value in zip(forged, starts[malicious] + values, strict=True):
                 array.reshape(-1)[part] = value
-    for sender, array in zip(liars, forged, strict=True):
+    for sender, array in zip(forgers, forged, strict=True):
         sender.arrays[key] = array
 
 
@@ -151,7 +153,7 @@ class _Step:
         received: The summed groups that its clients were sent.
         answer: The honest result.
         reply: The same, read.
-        lies: Whether the node lies.
+        is_malicious: Whether the node is malicious.
         alone: Its clients that send arrays alone, by id.
     """
 
@@ -160,11 +162,11 @@ class _Step:
     received: SharedArrays
     answer: Exchange
     reply: TrainingReply
-    lies: bool
+    is_malicious: bool
     alone: Mapping[int, Sender]
 
     @classmethod
-    def of(cls, context: ServerContext, message: Message, answer: Exchange, liars: set[int]) -> "_Step | None":
+    def of(cls, context: ServerContext, message: Message, answer: Exchange, malicious: set[int]) -> "_Step | None":
         """Take a reply apart; None if no client has finished, or the reply is invalid, which the strategy reports."""
         if answer.content is None:
             return None
@@ -178,10 +180,10 @@ class _Step:
             return None
         if not reply.report.results:
             return None
-        lies = answer.node in liars
+        is_malicious = answer.node in malicious
         senders = {
             client: Sender(
-                lies=lies,
+                is_malicious=is_malicious,
                 start={key: start_of(key, alone[client][key], context.reductions) for key in arrays},
                 arrays=dict(arrays),
                 weights=dict.fromkeys(arrays, 1.0),
@@ -194,13 +196,13 @@ class _Step:
             received=received,
             answer=answer,
             reply=reply,
-            lies=lies,
+            is_malicious=is_malicious,
             alone=senders,
         )
 
     def exchange(self, node: Sender) -> Exchange:
         """Return the result with the node's arrays; an honest node's is unchanged."""
-        if not self.lies:
+        if not self.is_malicious:
             return self.answer
         total = PlainSum(self.received, self.context.reductions, self.request)
         for result in self.reply.report.results:  # as if each client had trained the node's mean
@@ -239,7 +241,7 @@ def _node_sender(context: ServerContext, steps: Sequence[_Step]) -> Sender:
     divisors = {key: reductions[group_of(key)].divisor(num_examples, number) for key in first.received}
     weights = {key: float(number) if is_sum[key] else divisor for key, divisor in divisors.items()}
     return Sender(
-        lies=first.lies,
+        is_malicious=first.is_malicious,
         start={key: start_of(key, value, reductions) for key, value in first.received.items()},
         arrays=means,
         # Under a robust rule each node counts as one.

@@ -63,8 +63,8 @@ class NodeMeans:
         if found < (fewest := robust.fewest_nodes(self._num_asked)):
             raise ValueError(
                 f"robust.reduction = {robust.reduction} needs {fewest} nodes, if "
-                f"{robust.byzantine_of(self._num_asked)} of {self._num_asked} may lie (robust.byzantine), and {found} "
-                f"replied with a client that finished"
+                f"{robust.byzantine_of(self._num_asked)} of {self._num_asked} may be malicious (robust.byzantine), and "
+                f"{found} replied with a client that finished"
             )
         numbers = sorted(self._means)
         result = robust_mean(

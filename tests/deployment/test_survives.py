@@ -279,7 +279,7 @@ def test_a_full_disk_hurts_one_round_of_one_node(story: Story) -> None:
     assert versions(again) == [DISTURBED]
 
 
-def test_a_node_that_lies_is_left_out_by_name(story: Story) -> None:
+def test_a_malicious_node_is_left_out_by_name(story: Story) -> None:
     """Each lie costs node 2 its round, and it takes part otherwise; too large a reply excludes it from the run."""
     told = dict(re.findall(r"round (\d): client 2 is left out: node 2: (.*)", story.log))
     first = FULL + 1

@@ -164,10 +164,10 @@ def test_what_a_run_has_recorded_is_attacked(federate: Federate) -> None:
         recorded_round(federate("fedavg"), {})
 
 
-def test_what_lying_nodes_have_sent_is_not_attacked(federate: Federate) -> None:
+def test_what_malicious_nodes_have_sent_is_not_attacked(federate: Federate) -> None:
     lies = {"adversary.attack": "sign-flip", "adversary.nodes": "1", "audit.clients": "all", "audit.rounds": "1"}
     run = federate("fedavg", **lies)
-    with pytest.raises(RunDirectoryError, match=r"has nodes that lie \(adversary.attack = sign-flip\)"):
+    with pytest.raises(RunDirectoryError, match=r"has malicious nodes \(adversary.attack = sign-flip\)"):
         recorded_round(run, {})
 
 

@@ -77,7 +77,7 @@ def test_a_label_has_the_settings_that_distinguish_groups_of_a_method(federate: 
 
 
 def test_num_nodes_make_groups_where_they_change_results(federate: Federate) -> None:
-    """With a robust rule or nodes that lie, runs of other numbers of nodes are no seeds of each other."""
+    """With a robust rule or malicious nodes, runs of other numbers of nodes are no seeds of each other."""
     plain = [federate("fedavg", num_nodes=number) for number in (1, 3)]
     assert [group.label for group in compare(plain).groups] == ["fedavg"]
     for changes in ({"robust.reduction": "median"}, {"adversary.attack": "sign-flip", "adversary.nodes": "1"}):

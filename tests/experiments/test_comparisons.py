@@ -83,7 +83,7 @@ def test_what_attackers_find_is_drawn_against_the_accuracy_without_an_attack(tmp
     assert picture.stat().st_size > 10_000
     with picture.with_suffix(".csv").open(newline="") as stream:
         points = {(point["row"], point["column"]): point for point in csv.DictReader(stream)}
-    assert {column for _, column in points} == {"image", "round", "cheating", "membership"}
+    assert {column for _, column in points} == {"image", "round", "malicious-server", "membership"}
     assert not {"local", "fedrep"} & {row for row, _ in points}
     expected = {"fedavg": "no defence", "fedavg-secure": "secure sums", "fedavg-records": "noise on records",
                 "fedavg-clients": "noise on clients", "fedavg-both": "secure sums, noise on clients"}  # fmt: skip

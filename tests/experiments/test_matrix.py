@@ -40,7 +40,7 @@ def test_a_cell_of_several_attacks_has_the_numbers_of_the_strongest(tmp_path: Pa
     run_attack(RunConfig.from_flat(default_settings() | SMALL | settings), cell, tmp_path / "cell")
     summary = json.loads((tmp_path / "cell" / "summary.json").read_text())
     audit = json.loads((tmp_path / "cell" / "audit.json").read_text())
-    assert audit["cheating"]
+    assert audit["malicious_server"]
     found = {name: (each["images_recovered"], each["psnr"]["mean"]) for name, each in audit["attacks"].items()}
     assert set(found) == {"imprint", "trap-weights"}
     assert summary["strongest"] == max(found, key=lambda name: found[name])
@@ -48,7 +48,7 @@ def test_a_cell_of_several_attacks_has_the_numbers_of_the_strongest(tmp_path: Pa
     assert {name: each["psnr"] for name, each in summary["attacks"].items()} == {
         name: psnr for name, (_, psnr) in found.items()
     }
-    assert images({"cheating": summary}).startswith(f"**recovered**: {summary['images_recovered']} of 12; ")
+    assert images({"malicious_server": summary}).startswith(f"**recovered**: {summary['images_recovered']} of 12; ")
 
 
 def test_an_unknown_attack_among_several_is_named() -> None:
@@ -82,12 +82,12 @@ def test_the_table_explains_what_it_does_not_show(tmp_path: Path) -> None:
     assert used == explained
 
 
-def test_no_cell_of_a_server_that_cheats_is_left_out_if_an_attack_applies() -> None:
+def test_no_cell_of_a_malicious_server_is_left_out_if_an_attack_applies() -> None:
     """A method without its own row of attacks must be one of which nothing can be forged."""
     study = load_study("what-to-choose")
-    (column,) = (column for column in study.columns if column.name == "cheating")
+    (column,) = (column for column in study.columns if column.name == "malicious-server")
     left_out = {row.label: METHODS[str(row.settings["method"])] for row in study.rows
                 if "method" in row.settings and row.why_missing(column)}  # fmt: skip
     assert left_out
-    possible = {label: attacks_on(row.uploads, cheating=True) for label, row in left_out.items()}
+    possible = {label: attacks_on(row.uploads, malicious_server=True) for label, row in left_out.items()}
     assert {label: names for label, names in possible.items() if names} == {}

@@ -95,7 +95,7 @@ def test_a_page_compares_a_row_with_the_same_clients(tmp_path: Path) -> None:
 
 
 @in_a_checkout
-def test_the_page_has_what_liars_cost_the_same_clients() -> None:
+def test_the_page_has_what_malicious_nodes_cost_the_same_clients() -> None:
     """The accuracies of the honest clients beside those of the same clients in the run in which nobody lies."""
     cells = read_records(find_records("what-to-choose")).cells
 

@@ -1,4 +1,4 @@
-"""Runs with nodes that lie: attacks that work, controls without liars, and where they are refused."""
+"""Runs with malicious nodes: attacks that work, controls without malicious nodes, and where they are refused."""
 
 import json
 from functools import cache
@@ -56,7 +56,7 @@ def learnt(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run
 
 
-def test_the_network_learns_without_liars(learnt: Any) -> None:
+def test_the_network_learns_without_malicious_nodes(learnt: Any) -> None:
     assert learnt()["test_accuracy_aggregate"] > 0.8
 
 
@@ -68,8 +68,8 @@ def test_lies_cost_accuracy(learnt: Any, attack: str, nodes: str, scale: float |
     assert learnt(attack, nodes, scale)["test_accuracy_aggregate"] < 0.6
 
 
-def test_one_liar_replaces_the_model(learnt: Any) -> None:
-    """The backdoor works, and costs little accuracy; without a liar nobody has learnt it."""
+def test_one_malicious_node_replaces_the_model(learnt: Any) -> None:
+    """The backdoor works, and costs little accuracy; without a malicious node nobody has learnt it."""
     backdoored, clean = learnt("backdoor", "1"), learnt("backdoor")
     assert backdoored["backdoor_success_aggregate"] > 0.8
     assert backdoored["test_accuracy_aggregate"] > 0.7
@@ -80,8 +80,8 @@ def test_one_liar_replaces_the_model(learnt: Any) -> None:
 @pytest.mark.parametrize(
     ("method", "attack"), [("fedavg", "label-flip"), ("fedavg", "ipm"), ("fedavg", "backdoor"), ("pfedhn", "alie")]
 )
-def test_without_liars_all_bits_are_those_of_an_honest_run(method: str, attack: str, federate: Federate) -> None:
-    """A backdoor is measured without liars, too, which needs a metric in each reply."""
+def test_without_malicious_nodes_it_is_an_honest_run(method: str, attack: str, federate: Federate) -> None:
+    """A backdoor is measured without malicious nodes, too, which needs a metric in each reply."""
 
     def without_backdoor(run: Path) -> dict[str, Any]:
         left_out = {"personalized_backdoor_success", "aggregate_backdoor_success"}
@@ -96,7 +96,7 @@ def test_without_liars_all_bits_are_those_of_an_honest_run(method: str, attack: 
 
 @pytest.mark.parametrize("method", ["fedavg", "hyperfl", "pfedhn", "scaffold", "fedgen"])
 def test_numbers_are_of_honest_clients(method: str, federate: Federate) -> None:
-    """The clients of lying nodes finish without metrics; means and the summary are over all others."""
+    """The clients of malicious nodes finish without metrics; means and the summary are over all others."""
     run = federate(method, NUM_CLIENTS, **{ATTACK: "sign-flip", NODES: LIARS})
     rows = [row for row in metrics(run) if row["kind"] == "client" and row["round"] == 2]
     assert [row["client"] for row in rows if "personalized_accuracy" in row] == list(HONEST)
@@ -160,7 +160,7 @@ def test_a_change_of_nothing_is_as_if_the_node_were_silent(method: str, federate
         np.testing.assert_allclose(nothing[key], refused[key], rtol=1e-5, atol=1e-7)
 
 
-def test_a_resumed_run_has_the_same_liars(federate: Federate) -> None:
+def test_a_resumed_run_has_the_same_malicious_nodes(federate: Federate) -> None:
     def lying(method: str, num_nodes: int = NUM_CLIENTS, **changes: Any) -> Path:
         return federate(method, num_nodes, **{ATTACK: "backdoor", SHARE: 0.4} | changes)
 
@@ -169,13 +169,13 @@ def test_a_resumed_run_has_the_same_liars(federate: Federate) -> None:
 
 def test_the_run_says_who_lies(federate: Federate) -> None:
     run = federate("fedavg", NUM_CLIENTS, **{ATTACK: "ipm", SHARE: 0.4})
-    liars = json.loads((run / "manifest.json").read_text())["resolved"]["adversary.nodes"]
+    malicious = json.loads((run / "manifest.json").read_text())["resolved"]["adversary.nodes"]
     silent = [client for client, value in enumerate(summary(run)["test_accuracy_per_client"]) if value is None]
-    assert list(map(int, liars.split(","))) == silent
+    assert list(map(int, malicious.split(","))) == silent
 
 
 def test_each_client_has_a_node_of_its_own(tmp_path: Path) -> None:
-    """Unless another number is given, so that the liars do not depend on the machine."""
+    """Unless another number is given, so that the malicious nodes do not depend on the machine."""
     changes: dict[str, Scalar] = {"num-clients": 10, "output": str(tmp_path / "run"), ATTACK: "alie", SHARE: 0.2}
     assert [plan(changes, nodes, IN_PROCESS).num_nodes for nodes in (None, 5)] == [10, 5]
     with pytest.raises(ConfigError, match=r"adversary.share = 0.2 selects no node of 2"):
@@ -200,4 +200,4 @@ def test_a_deployed_node_refuses_to_lie(tmp_path: Path) -> None:
     given: dict[str, Scalar] = {ATTACK: "label-flip", NODES: "1"}
     with pytest.raises(RefusalError, match=r"adversary.attack must be none in a deployment, got label-flip"):
         NodeApp(node, small_settings(method="fedavg", **given))
-    assert not NodeApp(node, small_settings(method="fedavg")).lies
+    assert not NodeApp(node, small_settings(method="fedavg")).is_malicious

@@ -467,7 +467,7 @@ def test_no_change_is_too_long_before_the_noise(noise: str, federate: Federate) 
     [
         ({"privacy.noise": "local"}, Release(unit="client", mechanism="gaussian", noise_multiplier=Z)),
         (SUM, Release(unit="client", mechanism="discrete-gaussian", noise_multiplier=Z, bounded_by="nodes")),
-        ({"privacy.noise": "sum"}, None),  # a server that lies about secure sums
+        ({"privacy.noise": "sum"}, None),  # a malicious server about secure sums
         (
             {"privacy.noise": "server"},
             Release(unit="client", mechanism="gaussian", noise_multiplier=Z, bounded_by="server"),

@@ -29,7 +29,7 @@ from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.server.in_process_grid import FIRST_NODE_ID, InProcessGrid
 
 LIAR, ITS_CLIENTS = 1, [1, 3]
-"""Number and clients of the lying node, of two nodes and five clients."""
+"""Number and clients of the malicious node, of two nodes and five clients."""
 
 Lie = Callable[[RecordDict], None]
 
@@ -97,7 +97,7 @@ class LyingGrid(InProcessGrid):
 
 @of_representatives
 @pytest.mark.parametrize("name", LIES)
-def test_a_node_that_lies_is_left_out_by_name(method: str, name: str, federate: Federate) -> None:
+def test_a_malicious_node_is_left_out_by_name(method: str, name: str, federate: Federate) -> None:
     """The node's clients fail in the round of the lie only; failures/ names the node and the reason."""
     lie, reason = LIES[name]
     if name == "update" and not client_of(method).shared:
@@ -111,7 +111,7 @@ def test_a_node_that_lies_is_left_out_by_name(method: str, name: str, federate: 
 
 
 @of_every_method_if_extended
-def test_no_honest_node_is_taken_for_a_liar(method: str, federate: Federate) -> None:
+def test_no_honest_node_is_taken_for_a_malicious_node(method: str, federate: Federate) -> None:
     """Honest updates pass even with max-update-ratio = 1.01, about a tenth of the default of 10."""
     run = federate(method, grid=plain_grid, num_rounds=3, max_update_ratio=1.01)
     assert [row["failed"] for row in metrics(run) if row["kind"] == "train"] == [[], [], []]

@@ -151,7 +151,7 @@ def test_a_node_that_is_away_in_a_round_comes_back(
 
 
 @of_representatives
-def test_a_node_that_lies_is_not_asked_for_ever_longer(method: str, deploy: Deploy) -> None:
+def test_a_malicious_node_is_not_asked_for_ever_longer(method: str, deploy: Deploy) -> None:
     """It is excluded for one round, then for two; refused replies are not failures, and the other node continues."""
     run, grid = deploy(method, num_rounds=6, failure_budget=0.0, exclusion_rounds=1, lies=ALWAYS)
     nobody: list[int] = []

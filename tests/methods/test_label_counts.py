@@ -35,8 +35,8 @@ class Miscounting(InProcessGrid):
 
     def answer(self, message: Message) -> Message:
         reply = super().answer(message)
-        to_liar = message.metadata.dst_node_id == FIRST_NODE_ID + 1
-        if to_liar and message.metadata.message_type == MessageType.TRAIN and round_of(message) == 1:
+        to_malicious = message.metadata.dst_node_id == FIRST_NODE_ID + 1
+        if to_malicious and message.metadata.message_type == MessageType.TRAIN and round_of(message) == 1:
             arrays = unpack_arrays(record_of(reply.content, PER_CLIENT_ARRAYS, ArrayRecord))
             key = f"1/{LABEL_COUNTS}"
             reply.content[PER_CLIENT_ARRAYS] = pack_arrays({**arrays, key: arrays[key] + self.change})

@@ -1,4 +1,4 @@
-"""Nodes that lie and robust rules together: a rule sees the lies as nodes, and names the liars."""
+"""Malicious nodes and robust rules together: a rule sees the lies as nodes, and names the malicious nodes."""
 
 import json
 from collections.abc import Callable
@@ -60,19 +60,19 @@ def test_a_norm_bound_weakens_the_replacement_of_the_model(learnt: Learnt) -> No
 
 
 @pytest.mark.parametrize("rule", ["krum", "geometric-median"])
-def test_the_liar_is_named(rule: str, learnt: Learnt) -> None:
-    """In the shares of the summary and in the report, which also says who lied."""
+def test_the_malicious_node_is_named(rule: str, learnt: Learnt) -> None:
+    """In the shares of the summary and in the report, which also names the malicious nodes."""
     run = learnt("sign-flip", rule, 4.0)
     shares = json.loads((run / "summary.json").read_text())["node_shares"]
     assert sorted(shares) == list("01234")
     assert shares[str(LIAR)] == min(shares.values()) < 0.5
     page = write_report(run).read_text()
-    assert f"Nodes that lied</dt><dd>{LIAR} (sign-flip); all numbers are of the other nodes" in page
+    assert f"Malicious nodes</dt><dd>{LIAR} (sign-flip); all numbers are of the other nodes" in page
 
 
 @pytest.mark.parametrize("rule", ["mean", "median"])
 def test_an_audit_changes_no_lie(rule: str, federate: Federate) -> None:
-    """Audited clients answer in messages of their own, but a node of several clients is one liar, bit by bit."""
+    """Audited clients answer in messages of their own, but a node of several clients is one of them, bit by bit."""
     lies: dict[str, Any] = {ATTACK: "alie", NODES: "0,1" if rule == "mean" else "0", SCALE: 3.0, RULE: rule}
     plain, audited = (
         federate("fedavg", 3, num_rounds=1, **lies, **{"audit.clients": audit, "audit.rounds": "1"})
@@ -94,7 +94,7 @@ def test_neither_the_order_of_nodes_nor_a_resumption_has_an_effect(federate: Fed
     assert outcome(resumed)["arrays"] == outcome(run)["arrays"]
 
 
-def test_liars_that_are_refused_count_as_missing(federate: Federate) -> None:
+def test_malicious_nodes_that_are_refused_count_as_missing(federate: Federate) -> None:
     """Krum of five nodes needs all: one whose lie is refused stops every round, where the median goes on."""
     lies: dict[str, Any] = {ATTACK: "sign-flip", NODES: str(LIAR), SCALE: 1e300, "num_rounds": 1}
     with pytest.raises(RunFailedError, match=r"every client failed: node 1: .* is not finite"):
@@ -104,7 +104,7 @@ def test_liars_that_are_refused_count_as_missing(federate: Federate) -> None:
 
 
 @pytest.mark.parametrize(("nodes", "warned"), [("1", False), ("1,3", True)])
-def test_more_liars_than_the_rule_holds_for_are_warned_of(nodes: str, warned: bool, federate: Federate) -> None:
+def test_more_malicious_nodes_than_a_rule_allows_are_named(nodes: str, warned: bool, federate: Federate) -> None:
     run = federate("fedavg", NUM_CLIENTS, num_rounds=1, **{ATTACK: "label-flip", NODES: nodes, RULE: "median"})
-    text = "2 of 5 nodes lie, and up to 2 of the 5 of a round; robust.reduction = median is set for 1 at most"
+    text = "2 of 5 nodes are malicious, and up to 2 of the 5 of a round; robust.reduction = median is set for 1 at most"
     assert (text in (run / "server.log").read_text()) == warned

@@ -155,7 +155,7 @@ def away(received: SharedArrays, trained: SharedArrays) -> SharedArrays:
     return {key: -8 * value for key, value in received.items()}
 
 
-def test_a_lying_node_is_kept_out_and_named(federate: Federate) -> None:
+def test_a_malicious_node_is_kept_out_and_named(federate: Federate) -> None:
     """It ruins the mean; under each rule the model stays near that of the honest nodes alone."""
     plan: dict[str, Any] = TINY | {"num_rounds": 1, "num_clients": 6}
     plain, start = (federate("fedavg", 6, **plan, **rate) for rate in ({}, {"learning_rate": 1e-30}))

@@ -79,7 +79,7 @@ def test_a_message_that_is_not_for_a_secure_sum_is_refused(
 def test_a_sum_that_can_be_separated_is_refused_by_the_node(
     make_settings: MakeSettings, tmp_path: Path, kind: Literal["train", "evaluate"], changes: Settings, expected: str
 ) -> None:
-    """An honest server refuses such a run before it begins; a server that lies asks the nodes all the same."""
+    """An honest server refuses such a run before it begins; a malicious server asks the nodes all the same."""
     grid = SecureFederation(make_settings("fedrep"), tmp_path)
     secure = {key: value for key, value in grid.settings.items() if key.startswith("secagg.")}
     settings = make_settings(str(changes.get("method", "fedrep"))) | secure | changes

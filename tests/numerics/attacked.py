@@ -47,7 +47,7 @@ def digits(num: int, side: int = 8, first: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def public_digits(side: int = 8) -> PublicImages:
-    """Return digits of which `digits(1000)` has none, for a server that cheats."""
+    """Return digits of which `digits(1000)` has none, for a malicious server."""
     images, labels = digits(600, side, first=1000)
     return PublicImages(images=images.numpy(), labels=labels.numpy())
 

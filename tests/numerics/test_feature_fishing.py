@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from attacked import MEAN, STD, digits, relative_error
-from test_cheating_server import PUBLIC, knowledge_of, observed, psnr, sent_by, target_of
+from test_malicious_server import PUBLIC, knowledge_of, observed, psnr, sent_by, target_of
 from torch import Tensor
 
 from hyperfl_flwr.attacks.base import AttackSettings

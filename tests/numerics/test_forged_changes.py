@@ -1,4 +1,4 @@
-"""What lying nodes send in the place of their changes, against the formulas of the papers."""
+"""What malicious nodes send in the place of their changes, against the formulas of the papers."""
 
 from statistics import NormalDist
 
@@ -17,7 +17,7 @@ def forged(attack: str, scale: float | str = "auto") -> np.ndarray:
 
 
 def mean_with(lied: np.ndarray) -> np.ndarray:
-    """Return the mean that the server computes with the liars' changes."""
+    """Return the mean that the server computes with the malicious nodes' changes."""
     sent = CHANGES.copy()
     sent[LIES] = lied
     return WEIGHTS @ sent / WEIGHTS.sum()
@@ -29,12 +29,12 @@ def test_sign_flip_is_the_opposite() -> None:
 
 
 @pytest.mark.parametrize(
-    ("senders", "liars", "share"),
+    ("senders", "malicious", "share"),
     [(50, 24, 24 / 26), (50, 12, 24 / 38), (51, 12, 25 / 39), (20, 8, 9 / 12), (20, 4, 9 / 16)],
 )
-def test_z_is_that_of_the_paper(senders: int, liars: int, share: float) -> None:
+def test_z_is_that_of_the_paper(senders: int, malicious: int, share: float) -> None:
     """With s = floor(n/2 + 1) - m, z is the quantile (n - m - s) / (n - m)."""
-    assert largest_z(senders, liars) == NormalDist().inv_cdf(share)
+    assert largest_z(senders, malicious) == NormalDist().inv_cdf(share)
 
 
 def test_z_of_the_papers_example() -> None:
@@ -42,17 +42,17 @@ def test_z_of_the_papers_example() -> None:
     assert largest_z(50, 24) == pytest.approx(1.43, abs=0.005)
 
 
-@pytest.mark.parametrize(("senders", "liars"), [(20, 1), (20, 2), (1, 1), (2, 2)])
-def test_too_few_liars_have_no_z(senders: int, liars: int) -> None:
-    assert largest_z(senders, liars) == 0.0
+@pytest.mark.parametrize(("senders", "malicious"), [(20, 1), (20, 2), (1, 1), (2, 2)])
+def test_too_few_malicious_nodes_have_no_z(senders: int, malicious: int) -> None:
+    assert largest_z(senders, malicious) == 0.0
 
 
 def test_a_majority_needs_no_honest_sender() -> None:
     assert largest_z(20, 15) == NormalDist().inv_cdf(4 / 5)
 
 
-def test_liars_agree_on_their_own_mean_and_deviation() -> None:
-    """The liars' changes are (1, -2) and (5, 6): their mean is (3, 2), their deviation (2, 4)."""
+def test_malicious_nodes_agree_on_their_own_mean_and_deviation() -> None:
+    """The malicious nodes' changes are (1, -2) and (5, 6): their mean is (3, 2), their deviation (2, 4)."""
     np.testing.assert_array_equal(forged("alie", 0.5), [[4.0, 4.0], [4.0, 4.0]])
     z = largest_z(4, 2)
     np.testing.assert_allclose(forged("alie"), [[3 + 2 * z, 2 + 4 * z]] * 2, rtol=1e-15)
@@ -65,7 +65,7 @@ def test_inner_product_manipulation_is_against_the_honest_mean() -> None:
 
 
 def test_the_mean_turns_where_the_paper_says() -> None:
-    """With the weights h of honest nodes and l of liars the mean is (h - εl)/(h + l) of the honest one."""
+    """With the weights h of honest nodes and l of malicious nodes the mean is (h - εl)/(h + l) of the honest one."""
     np.testing.assert_array_equal(mean_with(forged("ipm", 1.0)), [0.0, 0.0])
     np.testing.assert_array_equal(mean_with(forged("ipm", 3.0)), [-5.0, -2.0])
 
@@ -76,7 +76,7 @@ def test_without_an_honest_node_there_is_no_mean_to_turn() -> None:
 
 
 def test_model_replacement_replaces_the_model() -> None:
-    """If the honest nodes change nothing, the mean is that of the liars alone; a factor may be given, too."""
+    """If the honest nodes change nothing, the mean is that of the malicious nodes alone; a factor may be given, too."""
     weights, lies = np.array([1.0, 1.0, 6.0, 8.0]), np.array([False, False, True, False])
     changes = np.where(lies[:, None], CHANGES, 0.0)
     lied = forged_changes("backdoor", "auto", changes, weights, lies)
@@ -84,7 +84,7 @@ def test_model_replacement_replaces_the_model() -> None:
     np.testing.assert_array_equal(forged("backdoor", 2.0), 2 * CHANGES[LIES])
 
 
-def test_several_liars_replace_it_together() -> None:
+def test_several_malicious_nodes_replace_it_together() -> None:
     changes = np.where(LIES[:, None], CHANGES, 0.0)
     lied = forged_changes("backdoor", "auto", changes, WEIGHTS, LIES)
     np.testing.assert_array_equal(WEIGHTS[LIES] @ lied / WEIGHTS.sum(), WEIGHTS[LIES] @ CHANGES[LIES] / 4)

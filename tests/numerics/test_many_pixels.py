@@ -2,7 +2,7 @@
 
 import torch
 from attacked import public_digits
-from test_cheating_server import knowledge_of
+from test_malicious_server import knowledge_of
 
 from hyperfl_flwr.attacks.forging import Decoder, first_component, first_linear, normalised, pass_through
 

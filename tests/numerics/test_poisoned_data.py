@@ -1,4 +1,4 @@
-"""The training data of clients that lie, and the images on which the success of a backdoor is measured."""
+"""The training data of malicious clients, and the images on which the success of a backdoor is measured."""
 
 import numpy as np
 import torch

@@ -119,7 +119,7 @@ def test_formulas_written_out(number: int, byzantine: int) -> None:
 
 @pytest.mark.parametrize("number", [4, 5])
 @pytest.mark.parametrize("rule", ["trimmed-mean", "multi-krum", "norm-bound"])
-def test_without_liars_it_is_the_mean_of_the_nodes(rule: str, number: int) -> None:
+def test_without_malicious_nodes_it_is_the_mean_of_the_nodes(rule: str, number: int) -> None:
     """Bit by bit, with f = 0 and a bound that no node reaches; every share is 1."""
     sent, nodes = drawn(number)
     more = {"norm_bound": 1e3} if rule == "norm-bound" else {}
@@ -142,16 +142,16 @@ def test_krum_returns_a_node_bit_by_bit() -> None:
 @pytest.mark.parametrize("size", [1e3, 1e30])
 @pytest.mark.parametrize("number", [7, 8])
 @pytest.mark.parametrize("rule", RULES)
-def test_one_liar_cannot_leave_the_honest(rule: str, number: int, size: float) -> None:
+def test_one_malicious_node_cannot_leave_the_honest(rule: str, number: int, size: float) -> None:
     """A node of any size moves no rule beyond the honest nodes, as each of them bounds it.
 
     The rules for single parameters stay between the smallest and the largest honest value, Krum and Multi-Krum choose
     honest nodes, the geometric median is within 2 (1 - a) / (1 - 2 a) radii of the honest nodes' mean for a share a of
-    liars, and a mean of bounded changes is no longer than the bound, the median of the norms.
+    malicious nodes, and a mean of bounded changes is no longer than the bound, the median of the norms.
     """
     sent, honest = drawn(number - 1, seed=3)
-    liar = {key: np.full_like(value, size) for key, value in sent.items()}
-    found = robust_mean(rule, sent, [*honest[:2], liar, *honest[2:]], 1)
+    forger = {key: np.full_like(value, size) for key, value in sent.items()}
+    found = robust_mean(rule, sent, [*honest[:2], forger, *honest[2:]], 1)
     result, points = vector(found.arrays), np.stack([vector(node) for node in honest])
     if rule in ("median", "trimmed-mean", "krum", "multi-krum"):
         assert np.all(result >= points.min(axis=0))
@@ -169,7 +169,7 @@ def test_one_liar_cannot_leave_the_honest(rule: str, number: int, size: float) -
 
 
 @pytest.mark.parametrize("direction", [1.0, -1.0])
-def test_the_distance_of_a_liar_hardly_matters_to_the_geometric_median(direction: float) -> None:
+def test_the_distance_of_a_malicious_node_hardly_matters_to_the_geometric_median(direction: float) -> None:
     """At a distance of 1e4 or 1e30 it pulls with the same force, so that rounding at 1e60 must not show."""
     sent, honest = drawn(6, seed=5)
     results = [
@@ -182,12 +182,12 @@ def test_the_distance_of_a_liar_hardly_matters_to_the_geometric_median(direction
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_mean_moves_with_a_liar_and_no_rule_does(rule: str) -> None:
+def test_the_mean_moves_with_a_malicious_node_and_no_rule_does(rule: str) -> None:
     """The control: what all rules bound, the mean does not."""
     sent, honest = drawn(6, seed=3)
-    liar = {key: np.full_like(value, 1e30) for key, value in sent.items()}
-    assert np.linalg.norm(sum(vector(node) for node in (*honest, liar)) / 7) > 1e29
-    assert np.linalg.norm(reduced(rule, sent, [*honest, liar])) < 10
+    forger = {key: np.full_like(value, 1e30) for key, value in sent.items()}
+    assert np.linalg.norm(sum(vector(node) for node in (*honest, forger)) / 7) > 1e29
+    assert np.linalg.norm(reduced(rule, sent, [*honest, forger])) < 10
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -255,7 +255,7 @@ def test_arrays_of_several_blocks_and_empty_ones() -> None:
 )
 def test_too_few_nodes_are_refused(rule: str, byzantine: int, least: int) -> None:
     robust_mean(rule, *drawn(least), byzantine)
-    with pytest.raises(ValueError, match=f"{rule} with {byzantine} lying nodes needs {least} nodes at least"):
+    with pytest.raises(ValueError, match=f"{rule} with {byzantine} malicious nodes needs {least} nodes at least"):
         robust_mean(rule, *drawn(least - 1), byzantine)
 
 

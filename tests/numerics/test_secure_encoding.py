@@ -247,7 +247,7 @@ def test_what_cannot_be_encoded_is_refused(changes, reason):
 
 @pytest.mark.parametrize("examples", [0, -5, 2001])
 def test_impossible_numbers_of_samples_are_refused(examples):
-    """A lying node can make the opened count anything; it must not end the server."""
+    """A malicious node can make the opened count anything; it must not end the server."""
     encoding = encoding_of({"net/x": np.zeros(2)}, Reduction.MEAN_BY_EXAMPLES)
     with pytest.raises(ValueError, match="number of samples in the opened sum is impossible"):
         encoding.decode(encoding.new_sum(), 2, examples)

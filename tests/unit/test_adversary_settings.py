@@ -1,4 +1,4 @@
-"""Settings of nodes that lie: which nodes they are, and which values are refused."""
+"""Settings of malicious nodes: which nodes they are, and which values are refused."""
 
 import pytest
 from federations import small_settings
@@ -17,41 +17,41 @@ def config(**changes: Scalar) -> RunConfig:
     return RunConfig.from_flat(small_settings(**{"method": "fedavg"} | changes))
 
 
-def liars(share: float, num_nodes: int, seed: int = 0) -> list[int]:
-    return list(AdversaryConfig(attack="alie", share=share).lying_nodes(seed, num_nodes))
+def malicious(share: float, num_nodes: int, seed: int = 0) -> list[int]:
+    return list(AdversaryConfig(attack="alie", share=share).malicious_nodes(seed, num_nodes))
 
 
-def test_a_larger_share_adds_liars() -> None:
+def test_a_larger_share_adds_malicious_nodes() -> None:
     """Of 20 nodes, 0, 10, 20 and 40 % are 0, 2, 4 and 8, each set within the next one; the seed decides which."""
-    found = [set(liars(share, 20)) for share in (0.0, 0.1, 0.2, 0.4)]
+    found = [set(malicious(share, 20)) for share in (0.0, 0.1, 0.2, 0.4)]
     assert [len(each) for each in found] == [0, 2, 4, 8]
     assert found[0] < found[1] < found[2] < found[3]
-    assert len({tuple(liars(0.2, 20, seed)) for seed in range(5)}) > 1
+    assert len({tuple(malicious(0.2, 20, seed)) for seed in range(5)}) > 1
 
 
-def test_the_number_of_liars_is_rounded() -> None:
-    assert [len(liars(0.2, num_nodes)) for num_nodes in (3, 5, 7, 8)] == [1, 1, 1, 2]
+def test_the_number_of_malicious_nodes_is_rounded() -> None:
+    assert [len(malicious(0.2, num_nodes)) for num_nodes in (3, 5, 7, 8)] == [1, 1, 1, 2]
 
 
 def test_nodes_may_be_listed() -> None:
     found = config(**{ATTACK: "alie", "adversary.nodes": "3,0,3"}).adversary
-    assert found.lying_nodes(0, 4) == [0, 3]
-    assert config(**{ATTACK: "alie", "adversary.nodes": 2}).adversary.lying_nodes(0, 4) == [2]
+    assert found.malicious_nodes(0, 4) == [0, 3]
+    assert config(**{ATTACK: "alie", "adversary.nodes": 2}).adversary.malicious_nodes(0, 4) == [2]
 
 
 @pytest.mark.parametrize(
     ("given", "num_nodes", "problem"),
     [
         ({"share": 0.1}, 2, "adversary.share = 0.1 selects no node of 2"),
-        ({"share": 0.9}, 2, "all 2 nodes would lie"),
-        ({"nodes": "0,1"}, 2, "all 2 nodes would lie"),
+        ({"share": 0.9}, 2, "all 2 nodes would be malicious"),
+        ({"nodes": "0,1"}, 2, "all 2 nodes would be malicious"),
         ({"nodes": "1,2"}, 2, "adversary.nodes must be below the number of nodes, 2; got 2"),
     ],
 )
-def test_impossible_numbers_of_liars_are_refused(given: dict[str, Scalar], num_nodes: int, problem: str) -> None:
+def test_impossible_numbers_are_refused(given: dict[str, Scalar], num_nodes: int, problem: str) -> None:
     adversary = config(**{ATTACK: "ipm"} | {f"adversary.{name}": value for name, value in given.items()}).adversary
     with pytest.raises(ConfigError, match=problem):
-        adversary.lying_nodes(0, num_nodes)
+        adversary.malicious_nodes(0, num_nodes)
 
 
 @pytest.mark.parametrize(
@@ -106,12 +106,12 @@ def test_other_tasks_are_refused() -> None:
     ("changes", "warns"),
     [
         ({}, False),
-        ({"adversary.attack": "backdoor"}, False),  # without liars, it measures chance
+        ({"adversary.attack": "backdoor"}, False),  # without malicious nodes, it measures chance
         ({"adversary.attack": "alie"}, True),
         ({"adversary.attack": "alie", "adversary.share": 0.4}, False),
         ({"adversary.attack": "alie", "adversary.nodes": "1"}, False),
     ],
 )
-def test_an_attack_without_liars_is_named_before_the_run(changes: dict[str, Scalar], warns: bool) -> None:
+def test_an_attack_without_malicious_nodes_is_named_before_the_run(changes: dict[str, Scalar], warns: bool) -> None:
     found = lie_warnings(RunConfig.from_flat(small_settings(method="fedavg", **changes)), 5)
     assert [text.split(":")[0] for text in found] == ["adversary.attack = alie has no effect"] * warns

@@ -1,4 +1,4 @@
-"""Lying nodes' replies are replaced before the strategy reads them: sums of several clients, and arrays sent alone."""
+"""Replies of malicious nodes are replaced before the strategy reads them: sums of clients, and arrays sent alone."""
 
 from collections.abc import Mapping, Sequence
 
@@ -34,7 +34,7 @@ from hyperfl_flwr.server.exchange import Exchange
 from hyperfl_flwr.server.federation import Federation
 from hyperfl_flwr.server.handshake import Node
 from strategies.engine.context import ServerContext
-from strategies.engine.forged_replies import with_lies
+from strategies.engine.forged_replies import with_forgeries
 from strategies.engine.replies import TrainingReply, read_training
 
 NUM_CLIENTS = 6
@@ -130,7 +130,7 @@ class Step:
         )
 
     def lied(self) -> list[Exchange]:
-        return list(with_lies(self.context, self.messages, iter(self.honest)))
+        return list(with_forgeries(self.context, self.messages, iter(self.honest)))
 
     def replies(self) -> list[TrainingReply]:
         """Return the replies as the server reads them."""
@@ -180,7 +180,7 @@ def test_honest_nodes_are_left_alone() -> None:
     assert lied[2] is step.honest[2]
 
 
-def test_metrics_of_liars_are_left_out() -> None:
+def test_metrics_of_malicious_nodes_are_left_out() -> None:
     """Their clients still finish, with the weight that they have announced."""
     reports = [reply.report for reply in Step(3, attack="label-flip", nodes="1").replies()]
     have_metrics = [[bool(result.metrics) for result in report.results] for report in reports]
@@ -199,8 +199,8 @@ def test_an_attack_on_data_changes_no_arrays() -> None:
 
 
 @pytest.mark.parametrize("num_nodes", [3, 6])
-def test_liars_collude(num_nodes: int) -> None:
-    """All liars send one change: mean and z deviations of their nodes' mean changes, which honest nodes do not move."""
+def test_malicious_nodes_collude(num_nodes: int) -> None:
+    """They send one change: mean and z deviations of their nodes' mean changes, which honest nodes do not move."""
     step = Step(num_nodes, attack="alie", nodes="0,1", scale=1.5)
     replies = step.replies()
     of_nodes = np.array([node_change(*request.clients) for request in step.requests[:2]])
@@ -224,7 +224,7 @@ def test_the_mean_over_all_is_turned() -> None:
 
 
 def test_a_model_is_replaced() -> None:
-    """With γ = auto the mean is the liars' mean plus the honest nodes' share of the change."""
+    """With γ = auto the mean is the malicious nodes' mean plus the honest nodes' share of the change."""
     step = Step(2, attack="backdoor", nodes="1")
     honest = {client: change_of(client) for client in (0, 2, 4)}
     share = sum(EXAMPLES[client] for client in honest) / sum(EXAMPLES)
@@ -233,7 +233,7 @@ def test_a_model_is_replaced() -> None:
 
 
 def test_under_a_robust_rule_nodes_have_the_same_weight() -> None:
-    """γ = auto is then the number of nodes divided by that of liars, whatever their numbers of samples."""
+    """γ = auto is then the number of nodes divided by that of malicious nodes, whatever their numbers of samples."""
     step = Step(3, attack="backdoor", nodes="1", **{"robust.reduction": "norm-bound"})
     expected = SENT["model/w"] + 3 * node_change(1, 4)
     np.testing.assert_allclose(step.mean([step.replies()[1]])["model/w"], expected, rtol=1e-6)
@@ -247,7 +247,7 @@ def test_large_lies_use_further_levels_of_sums() -> None:
     np.testing.assert_allclose(step.mean([step.replies()[1]])["model/w"], expected, rtol=1e-6)
 
 
-def test_without_liars_nothing_is_read() -> None:
+def test_without_malicious_nodes_nothing_is_read() -> None:
     """Not even held back: results are passed on one by one."""
     step = Step(3, attack="ipm", share=0.0)
     assert all(lied is honest for lied, honest in zip(step.lied(), step.honest, strict=True))
@@ -266,8 +266,8 @@ def test_evaluations_are_not_forged() -> None:
     assert not any(result.metrics for result in Report.from_record(record_of(lied, CLIENTS, ConfigRecord)).results)
 
 
-def test_liars_that_fail_say_nothing() -> None:
-    """A missing reply and one without a finished client are passed on; the other liar lies alone."""
+def test_malicious_nodes_that_fail_say_nothing() -> None:
+    """A missing reply and one without a finished client are passed on; the other malicious node lies alone."""
     step = Step(3, attack="sign-flip", nodes="0,1")
     failures = [Failure(client=client, reason="broken") for client in step.requests[0].clients]
     nothing = RecordDict(

@@ -148,7 +148,7 @@ def test_a_deployment_waits_for_as_many_nodes_as_the_rule_needs(tmp_path: Path) 
 
 
 def test_an_audit_attacks_what_honest_clients_upload_under_any_rule() -> None:
-    """The liars of a run are none of the audit's few nodes, or would be all of them."""
+    """The malicious nodes of a run are none of the audit's few nodes, or would be all of them."""
     lies: Settings = {"adversary.attack": "backdoor", "adversary.nodes": "3", "adversary.target-class": 1}
     settings = small_settings(method="fedavg", batch_size=1, **{"robust.reduction": "krum", "robust.byzantine": 2})
     config = make_target(settings | lies, Options(num_images=2)).config

@@ -1,4 +1,4 @@
-"""Nodes that lie to the server of secure sums: the other nodes and the run go on."""
+"""Malicious nodes to the server of secure sums: the other nodes and the run go on."""
 
 from collections.abc import Sequence
 

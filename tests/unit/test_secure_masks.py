@@ -140,7 +140,7 @@ class TestBoxes:
         [b"", bytes(96), bytes(127), bytes(160), bytes(96) + b"\xff" * 32],
         ids=["none", "too-few", "cut", "too-many", "no-element"],
     )
-    def test_sealed_by_a_lying_node(self, shares):
+    def test_sealed_by_a_malicious_node(self, shares):
         """Boxes that open, but hold too few or too many shares, or one that is no element of the field."""
         opening = self.nodes.opening([0, 1, 3])
         step, key = self.nodes.step, private_key(2)

@@ -7,7 +7,7 @@ A file of peers is TOML, with one OpenSSH line per node number:
     "1" = "ecdsa-sha2-nistp384 AAAA... node-1"
 
 A node takes part only in secure sums of nodes whose keys of the session are signed by these identities. The file keeps
-a lying server from inventing nodes only if its owner knows that the keys are the other owners'. For that the owners
+a malicious server from inventing nodes only if its owner knows that the keys are the other owners'. For that the owners
 compare one fingerprint of the whole list.
 """
 

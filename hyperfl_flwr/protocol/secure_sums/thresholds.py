@@ -1,4 +1,4 @@
-"""Thresholds of secure sums, and the smallest crowd that a lying server can reduce a sum to.
+"""Thresholds of secure sums, and the smallest crowd that a malicious server can reduce a sum to.
 
 Of n nodes in a step, c may collude with the server. The secrets of an upload are shared among all n nodes, and t shares
 determine one. With 2t > n + c, no two disjoint groups of honest nodes can complete t shares, so the server cannot open
@@ -18,8 +18,8 @@ MOST_NODES = 100
 """Largest number of nodes of a step: every node shares its secrets with all others.
 
 Graphs in which a node has fewer neighbours (Bell et al., "Secure Single-Server Aggregation with (Poly)Logarithmic
-Overhead", CCS 2020) need a server that follows the protocol: a lying one says that all neighbours of a node are gone,
-and opens its upload."""
+Overhead", CCS 2020) need a server that follows the protocol: a malicious one says that all neighbours of a node are
+gone, and opens its upload."""
 
 USUAL_CROWD = 3
 """Default of the least number of honest nodes in an opened sum."""
@@ -35,7 +35,7 @@ def usual_colluding(num_nodes: int) -> int:
 
 
 def crowd(num_nodes: int, threshold: int, colluding: int) -> int:
-    """Return the least number G of honest nodes in a sum that a lying server can open; 0 if it can open an upload.
+    """Return the least number G of honest nodes in a sum that a malicious server can open; 0 if it can open an upload.
 
     Args:
         num_nodes: Number n of nodes in the step.
@@ -51,7 +51,7 @@ def crowd(num_nodes: int, threshold: int, colluding: int) -> int:
 def unknown_nodes(num_nodes: int, threshold: int, colluding: int) -> int:
     """Return how many nodes' parts in an opened sum an attacker does not know at least; 0 if it can know all.
 
-    A lying server and the nodes that collude with it know all but those of the `crowd`. Any other node that sees an
+    A malicious server and the nodes that collude with it know all but those of the `crowd`. Any other node that sees an
     honest server's sum, of t nodes at least, knows its own.
 
     Args:
@@ -90,7 +90,7 @@ def check_threshold(num_nodes: int, threshold: int, colluding: int, min_cohort: 
     """Check a threshold that somebody has chosen; arguments as for `crowd` and `smallest_threshold`.
 
     Raises:
-        ConfigError: If a sum that a lying server can open has fewer than `min_cohort` honest nodes.
+        ConfigError: If a sum that a malicious server can open has fewer than `min_cohort` honest nodes.
     """
     if (covered := crowd(num_nodes, threshold, colluding)) < min_cohort:
         raise ConfigError(

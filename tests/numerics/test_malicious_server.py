@@ -1,4 +1,4 @@
-"""Forged weights: what a cheating server reads off uploads, against closed forms and against an honest broadcast."""
+"""Forged weights: what a malicious server reads off uploads, against closed forms and against an honest broadcast."""
 
 from dataclasses import replace
 
@@ -294,7 +294,8 @@ def test_the_table_matches_what_the_server_sends():
     """What the server sends is forged, to all clients or to each its own; honest attacks are not among these."""
     generating, silent = ("pfedhn", "pfedhn-pc", "it-pfl"), ("local", "priv-hfl", "fedakd")
     for name in ("fedavg", "fedrep", "hyperfl", "hyperfl-frozen", *generating, *silent):
-        single, summed = (attacks_on(METHODS[name].uploads, summed=way, cheating=True)[:2] for way in (False, True))
+        uploads = METHODS[name].uploads
+        single, summed = (attacks_on(uploads, summed=way, malicious_server=True)[:2] for way in (False, True))
         assert single == ([] if name in silent else ["imprint", "trap-weights"])
         assert summed == ([] if name in silent + generating else ["imprint", "trap-weights"])
     assert "imprint" not in attacks_on(METHODS["fedavg"].uploads)

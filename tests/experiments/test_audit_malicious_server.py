@@ -1,4 +1,4 @@
-"""The audit of a server that cheats: real messages with forged weights, a verdict, a page, and what stops it."""
+"""The audit of a malicious server: real messages with forged weights, a verdict, a page, and what stops it."""
 
 import json
 import math
@@ -40,7 +40,7 @@ from hyperfl_flwr.server.exchange import exchange
 from hyperfl_flwr.server.federation import handshake
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
-OPTIONS = Options(num_images=12, samples=12, cheating=True)
+OPTIONS = Options(num_images=12, samples=12, malicious_server=True)
 
 
 def target(options: Options = OPTIONS, **changes: Any) -> AttackedRound:
@@ -50,20 +50,20 @@ def target(options: Options = OPTIONS, **changes: Any) -> AttackedRound:
 
 
 def test_a_forged_hypernetwork_gives_the_images_away(tmp_path: Path) -> None:
-    """Twelve images in one step: both attacks recover them, and the page says that the server cheats."""
+    """Twelve images in one step: both attacks recover them, and the page says that the server is malicious."""
     attacked = target()
     findings = audit(attacked, OPTIONS)
     assert list(findings) == ["imprint", "trap-weights"]
     write_audit(attacked, findings, tmp_path)
     document = json.loads((tmp_path / "audit.json").read_text())
-    assert document["cheating"] is True
+    assert document["malicious_server"] is True
     for found in document["attacks"].values():
         assert found["verdict"] == "recovered"
         assert found["images_recovered"] > 6
         assert found["control"]["next_client"] is None
     for name in ("audit.md", "audit.html"):
-        assert "The server cheats in these attacks: it sends forged weights" in (tmp_path / name).read_text()
-    assert "with forged weights from a server that cheats" in (tmp_path / "audit.md").read_text()
+        assert "The server is malicious in these attacks: it sends forged weights" in (tmp_path / name).read_text()
+    assert "with forged weights from a malicious server" in (tmp_path / "audit.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ def make(folder: Path) -> Path:
 
 
 def test_an_attack_says_which_server_it_needs() -> None:
-    with pytest.raises(ConfigError, match="imprint assumes that the server cheats; give --cheating"):
+    with pytest.raises(ConfigError, match="imprint assumes that the server is malicious; give --malicious-server"):
         chosen_attacks(["imprint"], target(Options(num_images=12, samples=12)))
     with pytest.raises(
-        ConfigError, match="head-gradient assumes that the server follows the protocol; leave --cheating out"
+        ConfigError, match="head-gradient assumes that the server follows the protocol; leave --malicious-server out"
     ):
         chosen_attacks(["head-gradient"], target())
     with pytest.raises(ConfigError, match=r"imprint does not apply to target = cnn: .* private classifier"):
@@ -111,7 +111,7 @@ def test_an_attack_says_which_server_it_needs() -> None:
 @pytest.mark.parametrize(
     ("method", "names", "reason"),
     [
-        ("priv-hfl", {}, r"its server sends no network, since each .* leave --cheating out"),
+        ("priv-hfl", {}, r"its server sends no network, since each .* leave --malicious-server out"),
         ("lg-fedavg", {}, "its clients keep the first fully connected layer"),
         ("fedbn", {"target": "resnet18"}, "its networks have normalisation layers"),
         ("fedakd", {}, r"its server sends none of what they forge \(model, extractor, hypernetwork\)"),
@@ -124,7 +124,7 @@ def test_an_attack_says_which_server_it_needs() -> None:
 )
 def test_what_cannot_be_forged_is_refused_with_the_reason(method: str, names: dict[str, str], reason: str) -> None:
     with pytest.raises(
-        ConfigError, match=f"no attack of a server that cheats applies to {method} with target = .*: {reason}"
+        ConfigError, match=f"no attack of a malicious server applies to {method} with target = .*: {reason}"
     ):
         chosen_attacks([], target(method=method, **names))
 
@@ -137,13 +137,13 @@ def test_networks_for_each_client_have_no_sum() -> None:
 
 @pytest.mark.parametrize("words", [["--recorded", "x"], ["--by-neighbours"]])
 def test_recorded_rounds_and_neighbours_are_not_forged(words: list[str], tmp_path: Path) -> None:
-    result = CliRunner().invoke(cli, ["audit", "--cheating", *words, "--output", str(tmp_path / "a")])
+    result = CliRunner().invoke(cli, ["audit", "--malicious-server", *words, "--output", str(tmp_path / "a")])
     assert isinstance(result.exception, ConfigError)
-    assert "--cheating cannot be given with" in str(result.exception)
+    assert "--malicious-server cannot be given with" in str(result.exception)
 
 
-def test_a_cheating_server_uses_no_labels() -> None:
-    with pytest.raises(ConfigError, match="attacks of a server that cheats use no labels"):
+def test_a_malicious_server_uses_no_labels() -> None:
+    with pytest.raises(ConfigError, match="attacks of a malicious server use no labels"):
         replace(OPTIONS, labels_known=True)
 
 
@@ -195,7 +195,7 @@ def test_a_node_that_checks_refuses_the_audit_s_forged_round(
     method: str, name: str, check: str, tmp_path: Path
 ) -> None:
     """In the first round, of a hypernetwork or a generated model: no reply, and the owner's ledger has the finding."""
-    attacked = target(Options(num_images=40, samples=40, cheating=True), method=method)
+    attacked = target(Options(num_images=40, samples=40, malicious_server=True), method=method)
     config, state = attacked.config, tmp_path / "state"
     grid = InProcessGrid(app, 1, config.flat(), {"state-dir": str(state), f"check-{check}": "refuse"})
     federation = handshake(grid, config.hosted_clients, 10.0)
@@ -229,7 +229,7 @@ class SecureRound:
             self.config, federation, experiment="e" * 16, run_directory=str(folder), secure=context
         )
         self.target = AttackedRound(
-            config=self.config, clients=[0, 1, 2], summed=True, opened=True, cheating=True, recorded_round=1
+            config=self.config, clients=[0, 1, 2], summed=True, opened=True, malicious_server=True, recorded_round=1
         )
         self.public = public_images(self.target)
         forged = forging(self.target, ATTACKS["trap-weights"], self.public)
