@@ -78,7 +78,7 @@ def run_audit(
     ] = False,
     malicious_server: Annotated[
         bool,
-        typer.Option("--malicious-server", help="Attack as a server that sends forged weights, to reveal more."),
+        typer.Option("--malicious-server", help="Attack as a malicious server, which sends forged weights."),
     ] = False,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Start from the last checkpoint of the run in this folder.")
