@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from experiments.collect import collect
 from experiments.figures.curves import draw
@@ -31,6 +32,13 @@ from hyperfl_flwr.results.differences import Difference
 
 TITLE_WIDTH = 80
 """Number of characters in a line of a figure's title."""
+
+
+class Generated(Protocol):
+    """Something that a page shows between marks."""
+
+    def lines(self) -> list[str]:
+        """Return it in Markdown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +69,7 @@ class Table:
         study = load_study(records.study_manifest.study)
         stale = stale_cells(study, records)
         labels = {row.name: row.label for row in study.rows}
-        differences = self._differences(study, records) if self.against else {}
+        differences = _differences(study, records, self.against) if self.against else {}
         against = [f"against {labels[self.against]}, points"] if self.against else []
         headings = [*self.numbers, *against, *([self.paper] if self.paper else [])]
         lines = ["| | " + " | ".join(headings) + " |", "|---|" + "---:|" * len(headings)]
@@ -74,24 +82,51 @@ class Table:
             mark = fewer_seeds(cells, seeds) + (OUT_OF_DATE if any(place in stale for place in cells) else "")
             values = [value_of(records, cells, key, text) for key, text in self.numbers.values()]
             if self.against:
-                values.append(differences[row.name])
+                values.append(differences[row.name, self.column])
             if self.paper:
                 values.append(f"{found.value:.2f}" if (found := study.paper.get((row.name, self.column))) else "")
             lines.append(f"| {row.label}{mark} | {' | '.join(values)} |")
             shown += cells
         return [*lines, "", _source(self, study, records, shown)]
 
-    def _differences(self, study: Study, records: Records) -> dict[str, str]:
-        """Return the differences of `hyperfl table --against` by row, such as `-8.9 (-11.2 to -6.6)`."""
-        with tempfile.TemporaryDirectory() as folder:
-            restore(study, records, Path(folder), with_stale=True)
-            collected = collect(study, records.study_manifest, Path(folder), mix=True)
-        seeds, pairing = len({seed for *_, seed in records.cells}), pair(collected, self.against)
-        return {
-            row: _difference(found, seeds) or pairing.reasons[row, column] or "not known"
-            for (row, column), found in pairing.differences.items()
-            if column == self.column
-        }
+
+@dataclass(frozen=True, kw_only=True)
+class RowTable:
+    """A table of one row of a study, with a line for each column that has records of it.
+
+    Attributes:
+        records: Name of the file of records.
+        row: The study's row.
+        numbers: As those of a `Table`.
+        against: As that of a `Table`; of the row itself it is no number.
+    """
+
+    records: str
+    row: str
+    numbers: Mapping[str, tuple[str, Format]]
+    against: str
+
+    def lines(self) -> list[str]:
+        """Return the table in Markdown, and a line on where its numbers come from."""
+        records = read_records(find_records(self.records)).only([self.row, self.against], [])
+        study = load_study(records.study_manifest.study)
+        stale = stale_cells(study, records)
+        label = next(row.label for row in study.rows if row.name == self.against)
+        is_other = self.row != self.against
+        differences = _differences(study, records, self.against) if is_other else {}
+        headings = ["seeds", *self.numbers, *([f"against {label}, points"] if is_other else [])]
+        lines = ["| | " + " | ".join(headings) + " |", "|---|" + "---:|" * len(headings)]
+        shown = []
+        for column in study.columns:
+            cells = [place for place in records.cells if place[:2] == (self.row, column.name)]
+            if not cells:
+                continue
+            mark = OUT_OF_DATE if any(place in stale for place in cells) else ""
+            values = [str(len(cells)), *(value_of(records, cells, key, text) for key, text in self.numbers.values())]
+            values += [differences[self.row, column.name]] if is_other else []
+            lines.append(f"| {column.label}{mark} | {' | '.join(values)} |")
+            shown += cells
+        return [*lines, "", source_of(records, shown, f"hyperfl study {study.name} --methods {self.row}")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +253,21 @@ def _marked(study: Study, records: Records, stale: Collection[Place]) -> Study:
         title=f"{study.title}\n{textwrap.fill(f'out of date: {which}', TITLE_WIDTH)}",
         rows=[replace(row, label=row.label + OUT_OF_DATE * (row.name in old)) for row in study.rows],
     )
+
+
+def _differences(study: Study, records: Records, against: str) -> dict[tuple[str, str], str]:
+    """Return the differences of `hyperfl table --against` by row and column, such as `-8.9 (-11.2 to -6.6)`."""
+    with tempfile.TemporaryDirectory() as folder:
+        restore(study, records, Path(folder), with_stale=True)
+        collected = collect(study, records.study_manifest, Path(folder), mix=True)
+    pairing = pair(collected, against)
+    seeds = {
+        name: len({seed for _, column, seed in records.cells if column == name}) for _, name in pairing.differences
+    }
+    return {
+        (row, column): _difference(found, seeds[column]) or pairing.reasons[row, column] or "not known"
+        for (row, column), found in pairing.differences.items()
+    }
 
 
 def _difference(found: Difference | None, seeds: int) -> str:

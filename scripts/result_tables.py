@@ -2,24 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from benchmarks.records import read_record
 from benchmarks.sections import SECTIONS
 from benchmarks.tables import target_table
 from experiments.matrix import WHAT_TO_CHOOSE, Matrix
 from experiments.number_formats import in_mb, in_percent, one_digit, short, three_digits, two_digits
-from experiments.page_tables import Figure, Table
-from scripts.computed_tables import Convergence, DualCosts, Thresholds
+from experiments.page_tables import Figure, Generated, Table
+from scripts.computed_tables import Thresholds
+from scripts.method_tables import METHOD_TABLES
 from scripts.poisoning_tables import POISONING
-from scripts.rate_tables import RATES_ON_DIGITS, rates_on
-
-
-class Generated(Protocol):
-    """Something that a page shows between marks."""
-
-    def lines(self) -> list[str]:
-        """Return it in Markdown."""
+from scripts.rate_tables import rates_on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,14 +104,6 @@ FOUND_MEMBERS = {f"{heading}, %": (f"{who}_lira_tpr_0.01", in_percent) for headi
 
 LOSS_THRESHOLD = {heading: (f"interval:{who}_loss_auc", three_digits) for heading, who in ATTACKERS.items()}
 
-GLOBAL = {"last global model": ("global_test_accuracy_aggregate", in_percent)}
-
-OF_ALL_CLASSES = {
-    "global or mean model": ("global_test_accuracy_aggregate", in_percent),
-    "clients', all data": ("global_test_accuracy", in_percent),
-    "clients', own data": ("test_accuracy", in_percent),
-}
-
 PERSONALIZED = {
     "personalized": ("test_accuracy", in_percent),
     "worst tenth": ("test_accuracy_worst_decile", in_percent),
@@ -143,13 +128,6 @@ TABLE_1 = Table(
 
 SECONDS = {"seconds per round": ("seconds_per_round", one_digit)}
 
-FEDGEN = {
-    f"fedgen-mnist-{column}": Table(
-        records="fedgen-mnist", column=column, numbers=GLOBAL, paper="FedGen's Table 1, three seeds"
-    )
-    for column in ("alpha-1", "alpha-0.1")
-}
-
 ELSEWHERE = ("quickstart", "noisy-steps", "secure-sums", "robust-rules")
 """Sections of the benchmark that other pages show than the one on performance."""
 
@@ -167,26 +145,7 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
         f"personalized-{column}": Table(records="personalized", column=column, numbers=PERSONALIZED, against="fedavg")
         for column in ("fashion-mnist", "cifar10", "omniglot")
     },
-    **{
-        f"methods/{name}.md": {"rates-on-digits": rates_on("digits", rows), **(FEDGEN if name == "fedgen" else {})}
-        for name, rows in RATES_ON_DIGITS.items()
-    },
-    "methods/priv-hfl.md": {
-        "priv-hfl-table-3": Table(records="priv-hfl-table-3", column="mnist", numbers=OF_ALL_CLASSES, paper="paper"),
-        "convergence": Convergence(),
-        "bytes-sent": DualCosts(
-            amount="bytes_up_per_client_round",
-            forms={"fedavg, mean, chain": "mean", "as printed": "dense"},
-            with_size=True,
-        ),
-        "bytes-of-the-server": DualCosts(
-            amount="server_state_bytes",
-            forms={"mean": "mean", "chain": "chain", "chain, projected": "chain-projected", "as printed": "dense"},
-        ),
-        "bytes-of-a-client": DualCosts(
-            amount="client_state_bytes", forms={"mean": "mean", "chain": "chain", "as printed": "dense"}
-        ),
-    },
+    **METHOD_TABLES,
     "privacy/robust-reductions.md": {"robust-rules": Measured(section="robust-rules")},
     "privacy/secure-sums.md": {"thresholds": Thresholds(), "secure-sums": Measured(section="secure-sums")},
     "privacy/differential-privacy.md": {

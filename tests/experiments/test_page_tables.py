@@ -16,8 +16,8 @@ from matplotlib.axes import Axes
 from experiments import page_tables
 from experiments.figures.curves import draw
 from experiments.golden import fingerprints
-from experiments.number_formats import one_digit, two_digits
-from experiments.page_tables import Figure, GridTable, Table
+from experiments.number_formats import in_percent, one_digit, two_digits
+from experiments.page_tables import Figure, GridTable, RowTable, Table
 from experiments.recording import record
 from experiments.records import find_records, read_records, shipped_records
 from experiments.runner import StudyManifest
@@ -95,8 +95,28 @@ def test_a_page_compares_a_row_with_the_same_clients(tmp_path: Path) -> None:
 
 
 @in_a_checkout
+@pytest.mark.parametrize("row", ["fedavg", "hyperfl", "scaffold"])
+def test_a_table_of_one_row_has_its_line_in_the_table_of_each_column(row: str) -> None:
+    study, records = load_study("personalized"), read_records(find_records("personalized"))
+    numbers = {"": ("test_accuracy", in_percent)}
+    (label,) = [each.label for each in study.rows if each.name == row]
+    expected = {}
+    for column in study.columns:
+        lines = Table(records="personalized", column=column.name, numbers=numbers, against="fedavg").lines()
+        (line,) = [line for line in lines if re.match(rf"\| {label}( \(\d of \d seeds\))? \|", line)]
+        seeds = sum(place[:2] == (row, column.name) for place in records.cells)
+        _, accuracy, difference = line.strip("| ").split(" | ")
+        expected[column.label] = [str(seeds), accuracy, *([] if row == "fedavg" else [difference])]
+    lines = RowTable(records="personalized", row=row, numbers=numbers, against="fedavg").lines()
+    shown = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    assert {name: values for name, *values in shown[1:]} == expected
+    seeds = max(int(values[0]) for values in expected.values())
+    assert lines[-1].startswith(f"`hyperfl study personalized --methods {row} --seeds {seeds}`; commit ")
+
+
+@in_a_checkout
 def test_the_page_has_what_malicious_nodes_cost_the_same_clients() -> None:
-    """The accuracies of the honest clients beside those of the same clients in the run in which nobody lies."""
+    """The accuracies of the honest clients beside those of the same clients in the run without malicious nodes."""
     cells = read_records(find_records("what-to-choose")).cells
 
     def cost(row: str, column: str) -> str:

@@ -52,6 +52,14 @@ def test_a_page_names_the_rate_that_auto_gives(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_the_accuracy_at_the_top_is_that_of_the_table(method: str) -> None:
+    text = (FOLDER / f"{method}.md").read_text()
+    tops = re.findall(r"^\| Accuracy, Fashion-MNIST, 20 rounds \| ([\d.]+) %", text, re.MULTILINE)
+    table = text.partition("<!-- compared:")[2].partition("<!-- end -->")[0]
+    assert tops == re.findall(r"^\| Fashion-MNIST \| \d \| [\d.]+ \| ([\d.]+)", table, re.MULTILINE)[: len(tops)]
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_the_first_command_of_a_page_is_right(method: str, call: Call) -> None:
     first = re.findall(r"^```bash\n(.*)\n", (FOLDER / f"{method}.md").read_text(), re.MULTILINE)[0]
     hyperfl, *command = shlex.split(first)

@@ -1,0 +1,86 @@
+"""What the pages of methods show of the records."""
+
+from collections.abc import Mapping
+
+from experiments.cross_tables import CrossTable, Part
+from experiments.number_formats import in_percent, short
+from experiments.page_tables import Generated, RowTable, Table
+from scripts.computed_tables import Convergence, DualCosts
+from scripts.rate_tables import RATES_ON_DIGITS, rates_on
+
+COMPARED = (
+    "apfl", "ditto", "fedala", "fedavg", "feddyn", "fedper", "fedprox", "fedrep", "fedrod", "hyperfl",
+    "hyperfl-frozen", "knn-per", "lg-fedavg", "local", "moon", "per-fedavg", "pfedhn", "pfedhn-pc", "pfedme", "ppsgd",
+    "priv-hfl", "scaffold",
+)  # fmt: skip
+"""Rows of the study `personalized`, of which each is on the page of the method with its name."""
+
+
+def compared(row: str) -> RowTable:
+    """Return the table of a method's accuracies in the study `personalized`."""
+    numbers = {
+        "rate": ("settings:learning-rate", short),
+        "personalized": ("test_accuracy", in_percent),
+        "worst tenth": ("test_accuracy_worst_decile", in_percent),
+        "aggregate": ("test_accuracy_aggregate", in_percent),
+    }
+    return RowTable(records="personalized", row=row, numbers=numbers, against="fedavg")
+
+
+OF_ALL_METHODS = CrossTable(
+    records="personalized", text=in_percent, corner="method",
+    headings={
+        title: Part(column=column, numbers=("test_accuracy", "test_accuracy_aggregate"))
+        for title, column in (("Fashion-MNIST", "fashion-mnist"), ("CIFAR-10", "cifar10"), ("Omniglot", "omniglot"))
+    },
+    shown={f"[`{row}`]({row}.md)": Part(row=row) for row in COMPARED},
+)  # fmt: skip
+
+FEDGEN: Mapping[str, Generated] = {
+    f"fedgen-mnist-{column}": Table(
+        records="fedgen-mnist",
+        column=column,
+        numbers={"last global model": ("global_test_accuracy_aggregate", in_percent)},
+        paper="FedGen's Table 1, three seeds",
+    )
+    for column in ("alpha-1", "alpha-0.1")
+}
+
+OF_ALL_CLASSES = {
+    "global or mean model": ("global_test_accuracy_aggregate", in_percent),
+    "clients', all data": ("global_test_accuracy", in_percent),
+    "clients', own data": ("test_accuracy", in_percent),
+}
+
+PRIV_HFL: Mapping[str, Generated] = {
+    "priv-hfl-table-3": Table(records="priv-hfl-table-3", column="mnist", numbers=OF_ALL_CLASSES, paper="paper"),
+    "convergence": Convergence(),
+    "bytes-sent": DualCosts(
+        amount="bytes_up_per_client_round",
+        forms={"fedavg, mean, chain": "mean", "as printed": "dense"},
+        with_size=True,
+    ),
+    "bytes-of-the-server": DualCosts(
+        amount="server_state_bytes",
+        forms={"mean": "mean", "chain": "chain", "chain, projected": "chain-projected", "as printed": "dense"},
+    ),
+    "bytes-of-a-client": DualCosts(
+        amount="client_state_bytes", forms={"mean": "mean", "chain": "chain", "as printed": "dense"}
+    ),
+}
+
+OF_SINGLE_PAGES: Mapping[str, Mapping[str, Generated]] = {
+    "fedgen": FEDGEN,
+    "index": {"all-methods": OF_ALL_METHODS},
+    "priv-hfl": PRIV_HFL,
+}
+
+METHOD_TABLES: Mapping[str, Mapping[str, Generated]] = {
+    f"methods/{name}.md": {
+        **({"compared": compared(name)} if name in COMPARED else {}),
+        **({"rates-on-digits": rates_on("digits", RATES_ON_DIGITS[name])} if name in RATES_ON_DIGITS else {}),
+        **OF_SINGLE_PAGES.get(name, {}),
+    }
+    for name in sorted({*COMPARED, *RATES_ON_DIGITS, *OF_SINGLE_PAGES})
+}
+"""Tables by page, below docs/, and by the name in their marks."""
