@@ -202,7 +202,8 @@ def _numbers(study: Study, row: Line, column: Line, runs: Sequence[Finished]) ->
     metric, unit = study.metric_of(row, column), study.unit_in(column)
     found = [run.summary.get(metric) for run in runs]
     known = [value for value in found if value is not None]
-    if late := len(found) - len(known) if counts_rounds(metric) and any(run.has_target for run in runs) else 0:
+    with_target = [run for run in runs if run.has_target and metric in run.summary]
+    if late := sum(run.summary[metric] is None for run in with_target) if counts_rounds(metric) else 0:
         # A mean over the seeds that have reached the target would be too small.
         return [], f"{NOT_REACHED} ({late} of {len(found)})"
     if wrong := [value for value in known if isinstance(value, bool) or not isinstance(value, int | float)]:
@@ -224,6 +225,8 @@ def _refuse_unknown(study: Study, summaries: Sequence[Mapping[str, Any]]) -> Non
     wanted = {study.metric_of(row, column) for row in study.rows for column in study.columns}
     known = sorted({name for summary in summaries for name, value in summary.items() if isinstance(value, int | float)})
     names = ", ".join(sorted(wanted))
+    if all(map(counts_rounds, wanted)):
+        raise RunDirectoryError(f"no run has the metric {names}; run the study with target-accuracy")
     raise RunDirectoryError(
         f"no run has the metric {names}; the keys of summary.json are {', '.join(known)}{nearest(names, known)}"
     )

@@ -13,7 +13,7 @@ from experiments.collect import FAILED, NOT_MEASURED, NOT_REACHED, OUT_OF_DATE, 
 from experiments.paired import Pairing
 from experiments.study import Study
 from experiments.study_axes import Line
-from experiments.units import unit_of
+from experiments.units import has_aggregate, unit_of
 from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.metrics.intervals import Interval
 from hyperfl_flwr.runs.summary import NOT_KNOWN
@@ -35,16 +35,27 @@ PAIRED_COLUMNS = (
 AGGREGATE = "_aggregate"
 """Ending of the numbers of the model as received."""
 
+_KIND = re.compile(", (personalized|aggregate)$")
+"""Which models' numbers a column shows, in the labels of `experiments.sweep`."""
+
 
 def with_metric(study: Study, metric: str) -> Study:
     """Return a copy of a study with tables of another number of summary.json.
 
-    A column of the model as received shows the same number of that model.
+    A column of the model as received shows the same number of that model; of a number that is not of models it would
+    repeat another column, and is left out. Labels that name the study's number name the other one.
     """
-    aggregate = f"{study.metric}{AGGREGATE}"
-    columns = [
-        replace(column, metric=f"{metric}{AGGREGATE}" if column.metric == aggregate else "") for column in study.columns
-    ]
+    aggregate, is_of_both = f"{study.metric}{AGGREGATE}", has_aggregate(metric)
+    columns = []
+    for column in study.columns:
+        is_aggregate = column.metric == aggregate
+        if is_aggregate and not is_of_both and column.run != column.name:
+            continue
+        label = metric if column.label == study.metric else column.label
+        if not is_of_both:
+            label = _KIND.sub(f", {metric}", label)
+        own = f"{metric}{AGGREGATE}" if is_aggregate and is_of_both else ""
+        columns.append(replace(column, metric=own, label=label))
     return replace(study, metric=metric, unit=unit_of(metric), columns=columns)
 
 

@@ -21,6 +21,8 @@ _COSTS = r"(unmask_)?seconds_per_round|peak_memory_mb|.*bytes.*|novel_.*_models|
 _HIGHEST = re.compile(rf"{_of_models(_SCORES)}|novel_.+(?<!_sem)")
 _LOWEST = re.compile(rf"{_of_models(_ERRORS)}|{_COSTS}")
 
+_BOTH = re.compile(rf"(global_test|test|validation|best)_({'|'.join(sorted(_SCORES | _ERRORS))})_aggregate")
+
 
 class Choice(Protocol):
     """`max` or `min`."""
@@ -37,6 +39,12 @@ def best_of(metric: str) -> Choice | None:
     if _LOWEST.fullmatch(metric) or counts_rounds(metric):
         return min
     return max if _HIGHEST.fullmatch(metric) else None
+
+
+def has_aggregate(metric: str) -> bool:
+    """Return whether a number of summary.json is of the clients' models, and another one of the models as received."""
+    other = f"{metric}_aggregate"
+    return bool(_BOTH.fullmatch(other)) or counts_rounds(other)
 
 
 def unit_of(metric: str) -> str:

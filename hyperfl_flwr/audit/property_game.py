@@ -24,7 +24,7 @@ class PropertyGame(ShadowGame[PropertyData]):
     label: int = 0
     largest_share: float = 0.6
     kind: ClassVar[str] = "property"
-    has_secure_sums: ClassVar[bool] = False  # single uploads are recorded, and what secure sums leave follows from them
+    has_secure_sums: ClassVar[bool] = False  # what they open is computed from single uploads, which are recorded
 
     def __post_init__(self) -> None:
         """Check the settings of all games, and that the clients have one network.

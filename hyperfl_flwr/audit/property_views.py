@@ -42,11 +42,11 @@ ACCURACIES = ("test_accuracy", "test_accuracy_aggregate")
 
 
 def views_of(config: RunConfig) -> list[str]:
-    """Return the names of the views that there are with a run's settings."""
+    """Return the names of the views that there are with a run's settings; secure sums leave no single uploads."""
     uploads = METHODS[config.method].active_uploads(config, 1)
     found = []
     if uploads:
-        found = ["upload"] + ["server"] * (config.num_rounds > 1)
+        found = [] if config.secagg.enabled else ["upload"] + ["server"] * (config.num_rounds > 1)
         if not any(upload.separate_start or upload.part == "kept-model" for upload in uploads):
             found.append("sum")
     return found + ["model"] * client_of(config.method).is_network  # else there is no network to export

@@ -45,7 +45,14 @@ from hyperfl_flwr.runs.run_directory import (
 )
 from hyperfl_flwr.runs.run_sources import method_of
 from hyperfl_flwr.runs.summary import NOT_KNOWN, is_record, summarise
-from hyperfl_flwr.runs.summary_texts import fall_text, majority_text, malicious_text, secure_sums_text, shares_text
+from hyperfl_flwr.runs.summary_texts import (
+    fall_text,
+    majority_text,
+    malicious_text,
+    nobody_text,
+    secure_sums_text,
+    shares_text,
+)
 from hyperfl_flwr.runs.targets import reached
 from hyperfl_flwr.runs.validation import chooses_state, replaces_test_data
 
@@ -105,6 +112,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         personalized=_score_card(summary, "test_accuracy"),
         aggregate=_score_card(summary, "test_accuracy_aggregate"),
         state=_state(manifest, summary),
+        nobody=nobody_text(summary),
         majority=majority_text(summary),
         fall=fall_text(summary),
         malicious=malicious_text(manifest),

@@ -6,7 +6,8 @@ from typing import Any
 
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings, resumable_changes
-from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.errors import RunDirectoryError, StateError
+from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.node.private_state import INITIAL, PrivateState
 from hyperfl_flwr.runs.checkpoint import Checkpoints, Progress
@@ -25,7 +26,7 @@ def resume_round(config: RunConfig, in_use: RunConfig, *, keeps_state: bool) -> 
 
     Raises:
         RunDirectoryError: If the folder is not a run folder, a setting differs that must not, or nothing is left to do.
-        StateError: If the checkpoint, or the private state that it needs, is missing or damaged.
+        StateError: If the checkpoint, the private state that it needs, or a round's records are missing or damaged.
     """
     path = Path(config.resume)
     manifest = read_manifest(path)
@@ -38,8 +39,19 @@ def resume_round(config: RunConfig, in_use: RunConfig, *, keeps_state: bool) -> 
         if _fits(progress, config):
             if keeps_state and is_simulation(manifest):
                 _check_states(path / "clients", str(manifest["experiment"]), progress)
+            _check_rounds(path, number)
             return number
     return 0
+
+
+def _check_rounds(path: Path, last: int) -> None:
+    """Check that all rounds up to the checkpoint are recorded, of which the summary will be."""
+    recorded = {record["round"] for record in read_metrics(path) if record["kind"] == "train"}
+    if missing := sorted(set(range(1, last + 1)) - recorded):
+        raise StateError(
+            f"{path}/metrics.jsonl lacks {counted(len(missing), 'round')} up to the checkpoint of round {last}, the "
+            f"first is {missing[0]}; restore the file, or start a new run"
+        )
 
 
 def _refuse_complete(path: Path, checkpoints: Checkpoints, config: RunConfig) -> None:

@@ -34,10 +34,10 @@ def rounds_to_targets(settings: Mapping[str, Scalar], records: Sequence[Record],
         task: The run's task.
 
     Returns:
-        `rounds_to_target` of the personalized and `rounds_to_target_aggregate` of the aggregate accuracy, of the
-        highest target. With several targets also numbers with the target in their names, for example
-        `rounds_to_target_0.46_aggregate`. None if the run did not reach the target, or has none. An aggregate accuracy
-        has the round of the state that it is of, although clients measure it one round later.
+        For each target the rounds of the personalized accuracy, for example `rounds_to_target_0.46`, and of the
+        aggregate one, `rounds_to_target_0.46_aggregate`; and those of the highest target without its number in their
+        names. None if the run did not reach the target, or has none. An aggregate accuracy has the round of the state
+        that it is of, although clients measure it one round later.
     """
     targets = targets_of(settings)
     curves = {
@@ -45,10 +45,10 @@ def rounds_to_targets(settings: Mapping[str, Scalar], records: Sequence[Record],
         "_aggregate": ("aggregate", f"aggregate_{task.score}"),
     }
     highest = targets[-1] if targets else math.inf
-    several = {f"_{target:g}": target for target in targets} if len(targets) > 1 else {}
+    numbered = {f"_{target}": target for target in targets}
     return {
         f"rounds_to_target{name}{part}": _first_round(records, *curve, target)
-        for name, target in {"": highest, **several}.items()
+        for name, target in {"": highest, **numbered}.items()
         for part, curve in curves.items()
     }
 
@@ -69,8 +69,7 @@ def reached(settings: Mapping[str, Scalar], summary: Mapping[str, Any]) -> Itera
     for target in targets:
         shown = f"{100 * target:g} %" if task.has_shares else f"{target:g}"
         for key, label in _LABELS.items():
-            name = key if len(targets) == 1 else key.replace("target", f"target_{target:g}")
-            yield f"{label} {task.score_title}", shown, summary[name]
+            yield f"{label} {task.score_title}", shown, summary[key.replace("target", f"target_{target}")]
 
 
 def target_text(settings: Mapping[str, Scalar], summary: Mapping[str, Any]) -> str:

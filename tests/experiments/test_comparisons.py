@@ -132,8 +132,14 @@ def test_a_target_that_was_not_reached_is_in_the_table(quick_study, tmp_path):
     path.write_text(json.dumps(fedprox | {"rounds_to_target_0.46_aggregate": None}))
     (line,) = [line for line in markdown(collect(study, begun, folder)).splitlines() if line.startswith("| FedProx")]
     assert "| not reached (1 of 1) / 143.67" in line
+    with pytest.raises(
+        RunDirectoryError, match=r"no run has the metric rounds_to_target_0\.9"
+    ):  # not one of the targets
+        collect(with_metric(study, "rounds_to_target_0.9"), begun, folder)
     other = quick_study("personalized")
-    with pytest.raises(RunDirectoryError, match="no run has the metric rounds_to_target"):
+    with pytest.raises(
+        RunDirectoryError, match="no run has the metric rounds_to_target; run the study with target-accuracy"
+    ):
         collect(with_metric(load_study("personalized"), "rounds_to_target"), quick("personalized"), other)
 
 

@@ -85,6 +85,17 @@ def test_another_number_of_a_sweep_is_that_of_each_column(tmp_path: Path) -> Non
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("metric", ["test_accuracy_aggregate", "test_accuracy_worst", "bytes_up_per_client_round"])
+def test_a_number_without_two_forms_is_shown_once(metric: str, tmp_path: Path) -> None:
+    """The heading names it, also where a study has no columns of its own."""
+    text = sweep_text(["fedavg"], {"digits": "digits", "mine": "npz:/my.npz"}, 1, {"num-rounds": 3}, {})
+    study = with_metric(parse_study(text, tmp_path / "sweep.toml"), metric)
+    assert [column.label for column in study.columns] == [f"digits, {metric}", f"mine, {metric}"]
+    assert {study.metric_of(study.rows[0], column) for column in study.columns} == {metric}
+    alone = with_metric(parse_study("[rows.fedavg]\n", tmp_path / "mine.toml"), metric)
+    assert [(column.label, alone.metric_of(alone.rows[0], column)) for column in alone.columns] == [(metric, metric)]
+
+
 def test_a_sweep_combines_everything(tmp_path: Path) -> None:
     """A data set has a column of its personalized accuracy, and one of the aggregate accuracy of the same runs."""
     grid = parse_grid(["learning-rate=0.01, 0.1", "momentum=0.5"])

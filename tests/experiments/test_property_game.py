@@ -182,6 +182,19 @@ def test_noise_of_secure_sums_is_refused() -> None:
         game_of(**noise, **{"privacy.noise": "sum", "secagg.enabled": True})
 
 
+def test_with_secure_sums_nobody_has_single_uploads(tmp_path: Path) -> None:
+    """The sums are those of the federation without them."""
+    game = game_of("fedavg", num_rounds=2, **{"secagg.enabled": True})
+    assert views_of(game.config) == ["sum", "model"]
+    play_some(game, tmp_path, [0])
+    found = read_arrays(tmp_path / "observed-000.npz")[0]
+    assert list(views_in(game.config, [found], game.load().shares[:1], 0)) == ["sum", "model"]
+    (tmp_path / "observed-000.npz").unlink()
+    play_some(game_of("fedavg", num_rounds=2), tmp_path, [0])
+    without = read_arrays(tmp_path / "observed-000.npz")[0]
+    np.testing.assert_array_equal(found["sum_bias"], without["sum_bias"])
+
+
 def test_networks_that_differ_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"must train the same network.*got cnn, mlp"):
         game_of("pfedhn", **{"pfedhn.targets": "cnn,mlp"})

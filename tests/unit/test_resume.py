@@ -154,6 +154,24 @@ def test_missing_or_damaged_private_state_is_told(resume: Resume, finished: Path
         resume()
 
 
+def test_a_run_whose_records_are_gone_does_not_go_on(federate: Federate, finished: Path) -> None:
+    """Its summary would be of the rounds that are left; nothing in its folder is changed."""
+    file = finished / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    for kept, reason in (
+        ([], "lacks 2 rounds up to the checkpoint of round 2, the first is 1; restore the file"),
+        ([line for line in lines if '"train", "round": 2' not in line], "lacks 1 round up .*, the first is 2"),
+    ):
+        assert len(kept) < len(lines)
+        file.write_text("".join(kept))
+        before = (finished / "manifest.json").read_bytes()
+        with pytest.raises(StateError, match=reason):
+            federate("hyperfl", num_rounds=3, checkpoint_every=1, resume=str(finished))
+        assert (file.read_text(), (finished / "manifest.json").read_bytes()) == ("".join(kept), before)
+    file.write_text("".join(lines))
+    federate("hyperfl", num_rounds=3, checkpoint_every=1, resume=str(finished))
+
+
 def test_a_run_whose_private_state_is_gone_does_not_go_on(federate: Federate, finished: Path) -> None:
     """It ends with an error, and must not continue from initial private parameters."""
     for path in sorted((finished / "clients").rglob("*"), reverse=True):

@@ -63,13 +63,20 @@ def test_the_first_round_that_reaches_the_target(
 
 
 def test_several_targets_have_numbers_of_their_own(known: Path) -> None:
-    """The plain names are of the highest; the run's page and its log have all, in ascending order."""
+    """The plain names are of the highest; the run's page and its log have all, in ascending order.
+
+    Names have all digits of a target: two that are nearly equal differ.
+    """
     summary = with_target(known, "0.85,0.74")
     assert {name: value for name, value in summary.items() if name.startswith("rounds_to_target")} == {
         "rounds_to_target": 4, "rounds_to_target_aggregate": None,
         "rounds_to_target_0.74": 2, "rounds_to_target_0.74_aggregate": 2,
         "rounds_to_target_0.85": 4, "rounds_to_target_0.85_aggregate": None,
     }  # fmt: skip
+    assert with_target(known, 0.85)["rounds_to_target_0.85"] == 4
+    near = with_target(known, "0.75000001,0.75000002")
+    assert {"rounds_to_target_0.75000001", "rounds_to_target_0.75000002"} < near.keys()
+    with_target(known, "0.85,0.74")
     rows = Page(write_report(known).read_text()).rows
     assert [(name, value) for name, value in rows.items() if name.startswith("first round")] == [
         ("first round with a mean personalized accuracy of 74 %", "2"),

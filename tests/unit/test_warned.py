@@ -6,13 +6,19 @@ import statistics
 from pathlib import Path
 
 import pytest
+from flwr.app import Message, MessageType, RecordDict
 
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.contract.base import Federate
+from hyperfl_flwr.launch.contract.grids import round_of
+from hyperfl_flwr.protocol.messages import CLIENTS, Failure, Report, Request
 from hyperfl_flwr.results.compare import compare
 from hyperfl_flwr.results.report import write_report
 from hyperfl_flwr.runs.run_directory import read_metrics
 from hyperfl_flwr.runs.summary import summarise
-from hyperfl_flwr.runs.summary_texts import fall_text, majority_text
+from hyperfl_flwr.runs.summary_texts import fall_text, majority_text, nobody_text
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 TEXT = "the personalized accuracy, 90.00 %, is not above 91.00 %, that of always saying each client's most common class"
 
@@ -34,6 +40,34 @@ def test_where_it_is_shown(federate: Federate) -> None:
         assert ("most common class" in (run / "server.log").read_text()) == warned
         assert ("No better than the most common class" in write_report(run).read_text()) == warned
     assert any(note.startswith(f"{idle.name}: the personalized accuracy") for note in compare([idle, trained]).notes)
+
+
+class FailingGrid(InProcessGrid):
+    """A grid whose clients fail in the last of three rounds."""
+
+    def __init__(self, num_nodes: int, settings: dict[str, Scalar]) -> None:
+        super().__init__(app, num_nodes, settings, {"simulated": True})
+
+    def answer(self, message: Message) -> Message:
+        if message.metadata.message_type == MessageType.TRAIN and round_of(message) == 3:
+            failures = [Failure(client=client, reason="gone") for client in Request.of(message.content).versions]
+            return Message(RecordDict({CLIENTS: Report(failures=failures).to_record()}), reply_to=message)
+        return super().answer(message)
+
+
+def test_a_last_round_without_a_client_is_named(federate: Federate) -> None:
+    """The run is complete, and has no personalized accuracy: its log, its page and comparisons say so."""
+    run = federate("fedavg", num_rounds=3, grid=FailingGrid, failure_budget=0.5)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["test_accuracy"] is None
+    text = nobody_text(summary)
+    assert text.startswith("no client finished the last round, so that the run has no personalized accuracy; see the ")
+    assert f"WARNING {text}" in (run / "server.log").read_text()
+    assert "No client finished the last round" in write_report(run).read_text()
+    whole = federate("fedavg", num_rounds=3)
+    assert nobody_text(json.loads((whole / "summary.json").read_text())) == ""
+    notes = compare([run, whole]).notes
+    assert [note for note in notes if "no client finished" in note] == [f"{run.name}: {text}."]
 
 
 def test_a_fall_is_told_with_its_round() -> None:
