@@ -142,6 +142,12 @@ def _data(node: NodeConfig, sample_format: SampleFormat) -> Iterator[Finding]:
     shape = " x ".join(str(size) for size in dataset.input_shape)
     counts = f"{len(dataset.train)} samples for training, {len(dataset.test)} for testing"
     yield ok("data", f"{node.data}: {shape}, {dataset.num_classes} classes, {counts}")
+    limits = {"min-samples": (node.min_samples, len(dataset.train)),
+              "min-test-samples": (node.min_test_samples, len(dataset.test))}  # fmt: skip
+    for key, (least, count) in limits.items():
+        if count < least:
+            text = f"{count} samples are fewer than {key} = {least}, so that no round is answered"
+            yield error("data", text, f"lower {key} in {FILE}")
     for note in dataset.notes:
         yield warning("data", note, f"set group-by in {FILE}")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hyperfl_flwr.core.errors import ConfigError, StateError
 from hyperfl_flwr.deploy import check_files as machine
 from hyperfl_flwr.deploy.layout import Deployment
-from hyperfl_flwr.deploy.node_settings import FILE, NodeAddress
+from hyperfl_flwr.deploy.node_settings import FILE, PLACE, NodeAddress
 from hyperfl_flwr.deploy.peers import Peers, deployment_peers
 from hyperfl_flwr.launch.findings import Finding, error, ok, warning
 from hyperfl_flwr.protocol.secure_sums.peers import PEERS_FILE, fingerprint, read_identity, read_peers
@@ -51,6 +51,9 @@ def pinned_keys(folder: Path, place: NodeAddress, node: "NodeConfig") -> Iterato
     if set(peers) != set(range(max(place.nodes, len(peers)))):  # nodes may have been added since place.toml was written
         numbers = ", ".join(map(str, peers))
         yield error(SUBJECT, f"{file} has the nodes {numbers}, but the deployment has {place.nodes} nodes", new_list)
+    elif owner := [number for number, key in peers.items() if key == identity.public_key() and number != place.number]:
+        text = f"{PLACE} says that this is node {place.number}, but by {identity_file} it is node {owner[0]}"
+        yield error(SUBJECT, text, f"set number = {owner[0]} in {PLACE}, or use the key of node {place.number}")
     elif peers[place.number] != identity.public_key():
         text = f"{file} has another key for this node than {identity_file}"
         yield error(SUBJECT, text, f"send node.pub to the operator; once it is accepted, {new_list}")

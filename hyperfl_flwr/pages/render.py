@@ -101,8 +101,8 @@ def percent(share: float | None) -> str:
 
 
 def interval_text(interval: Sequence[float] | None) -> str:
-    """Return an interval of a share in [0, 1] in percent, such as `81.2 to 93.4 %`; a dash for None."""
-    return NOTHING if interval is None else f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f} %"
+    """Return an interval of a share in percent, such as `81.2 to 93.4 %`, cut at 0 and 100 %; a dash for None."""
+    return NOTHING if interval is None else f"{100 * max(0.0, interval[0]):.1f} to {100 * min(1.0, interval[1]):.1f} %"
 
 
 def score_interval_text(interval: Sequence[float] | None, task: Task) -> str:

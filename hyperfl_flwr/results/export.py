@@ -35,8 +35,9 @@ from hyperfl_flwr.data.federated_data import ClientData
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.models.standalone import file_names, source_folder, write_model
-from hyperfl_flwr.node.private_state import INITIAL, PrivateState, client_folder
-from hyperfl_flwr.node.saved_models import FILE, KeptModel
+from hyperfl_flwr.node.private_state import INITIAL, PrivateState
+from hyperfl_flwr.node.saved_models import KeptModel
+from hyperfl_flwr.results.stored_models import stored_model_folder
 from hyperfl_flwr.runs.run_directory import read_metrics
 
 State = Literal["personalized", "aggregate"]
@@ -234,7 +235,7 @@ def model_of_node(states: Path, client: int, experiment: str | None = None) -> E
         RunDirectoryError: If there is no such model, or several runs have one.
         StateError: If the model's file is damaged.
     """
-    folder = _folder_of(states, client, experiment)
+    folder = stored_model_folder(states, client, experiment)
     kept = KeptModel.read(folder)
     return Exported(
         tensors={name: torch.tensor(value) for name, value in kept.tensors.items()},
@@ -248,26 +249,6 @@ def model_of_node(states: Path, client: int, experiment: str | None = None) -> E
         score=None if math.isnan(kept.score) else kept.score,
         trained_on=kept.trained_on if len(kept.trained_on) else None,
     )
-
-
-def _folder_of(states: Path, client: int, experiment: str | None) -> Path:
-    """Find the folder with the stored model of a client."""
-    found = {folder.name: client_folder(folder, client) for folder in sorted(states.glob("*/"))}
-    runs = {name: folder for name, folder in found.items() if (folder / FILE).is_file()}
-    if not runs and (client_folder(states, client) / FILE).is_file():
-        runs = {states.name: client_folder(states, client)}
-    if experiment is not None:
-        runs = {key: path for key, path in runs.items() if experiment and key.startswith(experiment)}
-    if len(runs) == 1:
-        return next(iter(runs.values()))
-    if runs:
-        raise RunDirectoryError(
-            f"{states} has models of client {client} of several runs ({', '.join(runs)}); choose one with --run"
-        )
-    there = sorted({path.parent.relative_to(states).as_posix() for path in states.glob("**/client-*/model.npz")})
-    of_run = f" of the run {experiment}" if experiment else ""
-    hint = f"there are {', '.join(there)}" if there else "give a run's folder, or a node's state-dir with keep-model on"
-    raise RunDirectoryError(f"{states} holds no model of client {client}{of_run}; {hint}")
 
 
 def check_output(output: Path) -> None:

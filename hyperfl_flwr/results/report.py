@@ -27,7 +27,7 @@ from hyperfl_flwr.pages.render import (
     write_page,
 )
 from hyperfl_flwr.runs.cross_site import CrossSite
-from hyperfl_flwr.runs.failures import read_failures
+from hyperfl_flwr.runs.failures import away_text, read_failures
 from hyperfl_flwr.runs.kept_models import KeptModels
 from hyperfl_flwr.runs.listed_clients import clients_per_node, is_listed, label_rows
 from hyperfl_flwr.runs.matrix_plot import matrix_figure
@@ -141,6 +141,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         ),
         left_out=[(failure.round, failure.phase, failure.client, failure.reason) for failure in read_failures(path)],
         most_failures=MOST_FAILURES,
+        away=away_text(path),
         left_out_nodes=list(_left_out_nodes(manifest)),
         nodes=list(_nodes(manifest)),
         circumstances_rows=[(name, plain(value)) for name, value in _circumstances(manifest)],

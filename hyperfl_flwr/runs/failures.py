@@ -1,14 +1,20 @@
-"""What failed in a run: the clients that were left out, and whether its training has diverged."""
+"""What failed in a run: the clients that were left out or away, and whether its training has diverged."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hyperfl_flwr.core.errors import DivergedError, RunFailedError
+from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.protocol.arrays import DIVERGED
 from hyperfl_flwr.protocol.update_norms import TOO_LONG
+from hyperfl_flwr.runs.run_directory import read_metrics
+
+MOST_AWAY = 10
+"""Number of clients in the list of those that were away most often."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +49,17 @@ def read_failures(path: Path) -> list[LeftOut]:
                 LeftOut(round=int(number), phase=phase or "training", client=int(client), reason=reason, file=file)
             )
     return found
+
+
+def away_text(path: Path) -> str:
+    """Return which clients of a run were away, and in how many of its rounds; empty if all were always there."""
+    rounds = [record.get("away", ()) for record in read_metrics(path) if record["kind"] == "train"]
+    away = Counter(client for clients in rounds for client in clients)
+    if not away:
+        return ""
+    most = [f"client {client} in {count}" for client, count in away.most_common(MOST_AWAY)]
+    more = f" and {counted(len(away) - MOST_AWAY, 'other')}" if len(away) > MOST_AWAY else ""
+    return f"{', '.join(most)}{more} of {counted(len(rounds), 'round')}"
 
 
 def run_failed(path: Path, text: str) -> RunFailedError:

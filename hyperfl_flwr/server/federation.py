@@ -260,7 +260,7 @@ def _misfit(node: Node, found: Agreement, num_clients: int) -> str:
     if not 0 <= node.partition < int(found.terms.get("num-nodes", node.properties["num-nodes"])):
         return f"its partition-id {node.partition} is not in the range from 0 to num-partitions - 1"
     if node.partition in found.accepted:
-        return f"another node has the same partition-id {node.partition}; give each node a different one"
+        return f"another one is node {node.partition}, too; correct the number (partition-id) of one"
     # The nodes refuse a step in which a key occurs twice, so a copied key would end all steps.
     keys = {other.properties.get(KEY): number for number, other in found.accepted.items()}
     if node.properties.get(KEY, "") in keys:

@@ -8,7 +8,7 @@ from html_pages import Page
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.protocol.messages import Failure
 from hyperfl_flwr.results.report import write_report
-from hyperfl_flwr.runs.run_directory import RunDirectory
+from hyperfl_flwr.runs.run_directory import RunDirectory, read_metrics
 
 
 @pytest.mark.parametrize("method", ["hyperfl", "pfedhn", "local"])
@@ -34,7 +34,7 @@ def test_the_page_says_what_the_run_recorded(federate, method):
     assert page.rows["momentum"] == "0.5"
     assert list(page.rows).index("learning-rate") < list(page.rows).index("momentum")
     assert "The run is complete: 2 rounds, 5 clients on 2 nodes." in text
-    assert "No client was left out." in text
+    assert "No client failed." in text
     groups = {
         "hyperfl": "never leave the node: embedding, classifier",
         "pfedhn": "model (per client)",
@@ -56,6 +56,22 @@ def test_the_page_states_the_privacy(federate):
     assert "model (mean by examples)" in plain.replace("\n", " ")
 
 
+def test_the_page_says_who_was_away(federate):
+    """In how many rounds, the most frequent first; in a run where nobody was, nothing."""
+    run = federate("fedavg", num_rounds=3)
+    assert "Clients away" not in write_report(run).read_text()
+    away = {1: [3], 2: [1, 3], 3: list(range(20, 32))}
+    lines = [
+        record | {"away": away[record["round"]]} if record["kind"] == "train" else record
+        for record in read_metrics(run)
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = write_report(run).read_text()
+    assert "<dt>Clients away</dt><dd>client 3 in 2, client 1 in 1, client 20 in 1, " in text
+    assert "client 27 in 1 and 4 others of 3 rounds</dd>" in text
+    assert "No client failed; some were away." in text
+
+
 def test_equal_runs_give_equal_pages(federate, tmp_path):
     run = federate("fedavg")
     assert write_report(run, tmp_path / "a.html").read_bytes() == write_report(run, tmp_path / "b.html").read_bytes()
@@ -71,7 +87,7 @@ def test_failures_come_with_their_reasons(federate):
     text = write_report(run).read_text()
     failed = [["1", "training", "4", "full disk 4"], ["2", "evaluation", "0", "gone"]]
     assert [cells for cells in Page(text).table_rows if cells in failed] == failed
-    assert "<dt>Clients left out</dt><dd>3 times</dd>" in text
+    assert "<dt>Clients that failed</dt><dd>3 times</dd>" in text
     failures = [Failure(client=client, reason="many", details="") for client in range(99)]
     directory.write_failures("round-000002", failures)
     directory.close()

@@ -149,6 +149,21 @@ LISTED = SampleFormat(classes=("0", "1"))
             UNCHANGED,
             ["must have both folders train and test, or neither, but has only train"],
         ),
+        (
+            lambda f: [shutil.rmtree(f / n) for n in "012"] + [write_digits(f / n, "01") for n in ("Train", "Test")],
+            UNCHANGED,
+            ["must have folders train and test, or those of the classes, but has Test, Train; call the folders"],
+        ),
+        (
+            lambda f: [shutil.rmtree(f / n) for n in "012"] + [write_digits(f / n, "01") for n in ("train", "val")],
+            UNCHANGED,
+            ["must have folders train and test, or those of the classes, but has train, val"],
+        ),
+        (
+            lambda f: (f / "1" / "x.png").symlink_to("/nowhere/x.png"),
+            UNCHANGED,
+            ["1/x.png is a link to /nowhere/x.png, which is missing", "or remove the link"],
+        ),
         (lambda f: save(f / "a.png"), UNCHANGED, ["a.png: an image must lie in a folder named after its class"]),
         (lambda f: (f / "9").mkdir(), UNCHANGED, ["9 must contain images", "or list the federation's classes"]),
         (lambda f: None, LISTED, ["data.classes, 0,1, but also has 2", "rename or remove them"]),
@@ -199,6 +214,8 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     pixels = np.concatenate([found.train.images, found.test.images])[:, 0, 0, 0]
     assert sorted(pixels) == [*range(8), *range(10, 18), *range(20, 28)]
     save(tmp_path / "elsewhere" / "8.png", value=8)
+    assert len(read(tmp_path / "own").train) + len(read(tmp_path / "own").test) == 25
+    (tmp_path / "own" / "calm" / "notes.txt").symlink_to("/nowhere")  # no image
     assert len(read(tmp_path / "own").train) + len(read(tmp_path / "own").test) == 25
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -149,7 +150,9 @@ def test_one_of_several_runs_is_named(federate: Federate, tmp_path: Path, call: 
     names = sorted(read_manifest(run)["experiment"] for run in runs)
     code, _, err = call("export", states, "--client", "0", "-o", "model.safetensors")
     assert code == 2
-    assert f"has models of client 0 of several runs ({', '.join(names)}); choose one with --run" in err
+    listed = ", ".join(f"{read_manifest(run)['experiment']}: hyperfl, 20" for run in reversed(runs))  # the newest first
+    shown = re.sub(r"20\d\d-\d\d-\d\d \d\d:\d\d", "20", " ".join(err.split()))
+    assert f"has models of client 0 of several runs ({listed}); choose one with --run" in shown
     files = []
     for words in (("--run", names[0][:12]), ()):  # the first digits of its name suffice
         source = states if words else states / names[0]

@@ -308,6 +308,10 @@ def test_data_that_can_be_read_are_described(deployment: Deployment) -> None:
     (data,) = found["data"]
     assert data.level is Level.OK
     assert "1 x 8 x 8, 3 classes" in data.text
+    limits = 'data = "npz:mine.npz"\nmin-samples = 100\nmin-test-samples = 6'  # it has 24 to train on, and 6
+    found, *others = [each for each in look(_settings(deployment, limits))["data"] if each.level is Level.ERROR]
+    assert found.text == "24 samples are fewer than min-samples = 100, so that no round is answered"
+    assert (found.remedy, others) == ("lower min-samples in node.toml", [])
 
 
 def test_a_folder_of_images_is_described_and_a_damaged_image_named(deployment: Deployment) -> None:

@@ -320,6 +320,11 @@ def _own_key(deployment: Deployment) -> None:
     own_key(deployment.node(0))
 
 
+def _wrong_number(deployment: Deployment) -> None:
+    file = deployment.node(0) / "place.toml"
+    file.write_text(file.read_text().replace("number = 0", "number = 2"))
+
+
 def _fewer(deployment: Deployment) -> None:
     peers = deployment_peers(deployment)
     (deployment.node(0) / "peers.toml").write_text(peers_text({0: peers[0], 1: peers[1]}))
@@ -355,6 +360,7 @@ def _open_identity(deployment: Deployment) -> None:
         (_unpinned, Level.WARNING, "takes the others' keys from the server", 'set peers-file = "peers.toml" and'),
         (_without_identity, Level.ERROR, "identity-key-file is not set", 'set identity-key-file = "node.key"'),
         (_own_key, Level.ERROR, "another key for this node than", "send node.pub to the operator"),
+        (_wrong_number, Level.ERROR, "place.toml says that this is node 2, but by", "set number = 0 in place.toml"),
         (_fewer, Level.ERROR, "has the nodes 0, 1, but the deployment has 3 nodes", "ask the operator"),
         (_other_numbers, Level.ERROR, "has the nodes 0, 1, 3, but the deployment has 3", "ask the operator"),
         (_open, Level.ERROR, "other users can change", "chmod go-w"),

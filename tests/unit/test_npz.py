@@ -93,6 +93,7 @@ def test_other_keys_and_narrow_labels_are_taken(tmp_path):
     content = arrays()
     plain = load(tmp_path, **content)
     narrow = content | {"labels": content["labels"].astype(np.uint8), "font": np.arange(40, dtype=np.uint16)}
+    narrow |= {"sample": np.arange(40), "group_names": np.array(["a"]), "x_test": np.zeros(3)}
     dataset = load(tmp_path, **narrow)
     assert dataset is not plain
     assert dataset.train.labels.dtype == np.int64
@@ -199,6 +200,14 @@ INFINITE = np.full((40, 6, 5), np.inf, dtype=np.float32)
     [
         ({"images": None}, "must have the key images or features, got only labels"),
         ({"labels": None}, "must have the key labels"),
+        (
+            {"group": np.zeros(40, dtype=int)},
+            "the key group would not be read, but is nearly groups; rename it to groups",
+        ),
+        ({"Client": np.zeros(40, dtype=int)}, "the key Client would not be read, but is nearly clients"),
+        ({"sample_weight": np.ones(40)}, "the key sample_weight would not be read, but is nearly weights"),
+        ({"images_test": IMAGES}, "the key images_test would not be read, but is nearly test_images"),
+        ({"testLabels": np.zeros(40, dtype=int)}, "the key testLabels would not be read, but is nearly test_labels"),
         ({"test_images": IMAGES}, "must have the key test_labels"),
         ({"test_labels": np.zeros(40, dtype=int)}, "must have the key test_images"),
         ({"test_clients": np.zeros(40, dtype=int)}, "must have the keys clients, test_images"),

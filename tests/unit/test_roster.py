@@ -251,7 +251,7 @@ def test_a_node_may_come_back_under_another_id(make_roster: Callable[..., Roster
     roster.gather()
     grid.present = [A, B, C]
     assert [node.id for node in roster.refresh(1).nodes] == [A, B]
-    assert said[-1] == "node 1 is refused: another node has the same partition-id 1; give each node a different one"
+    assert said[-1] == "node 1 is refused: another one is node 1, too; correct the number (partition-id) of one"
     grid.present = [A, C]
     assert [node.id for node in roster.refresh(1).nodes] == [A, C]
     assert roster.refused == []
@@ -294,7 +294,7 @@ def test_a_node_that_was_lost_is_greeted_again(make_roster: Callable[..., Roster
             says(introduction(3, 3, 6)),
             "node 3 is refused: its partition-id 3 is not in the range from 0 to num-partitions - 1",
         ),
-        (says(introduction(0, 3, 6)), "node 0 is refused: another node has the same partition-id 0"),
+        (says(introduction(0, 3, 6)), "node 0 is refused: another one is node 0, too"),
         (says(introduction(1, 3, 6, clients=[1, 2])), "it claims the clients [1, 2]; node 1 of 3 hosts [1, 4]"),
         (says(introduction(1, 3, 6, clients=[1, 9])), "it claims the clients [1, 9]; node 1 of 3 hosts [1, 4]"),
     ],

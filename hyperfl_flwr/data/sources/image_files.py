@@ -41,7 +41,7 @@ def files_below(folder: Path) -> list[Path]:
     """Return all files below a folder except hidden ones, sorted by the parts of their paths.
 
     Raises:
-        DataError: If a folder cannot be read.
+        DataError: If a folder cannot be read, or an image is a link to nothing.
     """
     try:
         found = list(walk(str(folder)))
@@ -59,6 +59,7 @@ def walk(folder: str) -> Iterator[str]:
 
     Raises:
         OSError: If a folder cannot be read.
+        DataError: If an image is a link to nothing.
     """
     return _walk(folder, frozenset(_identity(parent) for parent in Path(folder).resolve().parents))
 
@@ -74,6 +75,13 @@ def _walk(folder: str, above: frozenset[tuple[int, int]]) -> Iterator[str]:
                 yield from _walk(entry.path, above | {here})
             elif entry.is_file():
                 yield entry.path
+            elif entry.is_symlink() and is_image(Path(entry.name)):
+                target = Path(entry.path).readlink()
+                raise DataError(
+                    f"{entry.path} is a link to {target}, which is missing or cannot be read; make it available, or "
+                    f"remove the link",
+                    public="a link to an image leads nowhere, see the node's log",
+                )
 
 
 def _identity(folder: Path) -> tuple[int, int]:

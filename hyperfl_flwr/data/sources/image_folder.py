@@ -75,6 +75,10 @@ class Part:
         return Part(files=[self.files[number] for number in numbers], labels=self.labels[numbers], groups=groups)
 
 
+_PARTS = ("train", "training", "val", "valid", "validation", "test", "testing")
+"""Names of folders, in small letters, that no class has if all folders have one."""
+
+
 def read_class_folders(name: str, path: Path, sample_format: SampleFormat) -> Dataset:
     """Read a folder of class folders.
 
@@ -138,8 +142,16 @@ def class_folders(path: Path) -> dict[str, Images]:
     """Return the images of `train` and `test`, or of `all` if the owner has not divided them.
 
     Raises:
-        DataError: If there is only one of the folders `train` and `test`, or an image lies in no folder of a class.
+        DataError: If there is only one of the folders `train` and `test`, they have other names, or an image lies in no
+            folder of a class.
     """
+    folders = {entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")}
+    others = sorted(folders - {"train", "test"})
+    if others and not {"train", "test"} <= folders and all(name.lower() in _PARTS for name in folders):
+        raise DataError(
+            f"{path} must have folders train and test, or those of the classes, but has {', '.join(sorted(folders))}; "
+            f"call the folders with the training and the test images train and test"
+        )
     named = [part for part in ("train", "test") if (path / part).is_dir()]
     if len(named) == 1:
         raise DataError(

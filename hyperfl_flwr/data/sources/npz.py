@@ -19,7 +19,8 @@ groups, test_groups (optional)         [n] and [n_test], the group of each sampl
 
 Float pixels may be NaN (a federation must survive a client with broken data), but not infinite. They stay floats; files
 of uint8 are four times smaller. Features must be finite; each is normalised by the mean and standard deviation of the
-training samples, like the channels of images. Other keys are not read. Every process reads the file itself, and it is
+training samples, like the channels of images. Other keys are not read, and those that are nearly one of these are
+refused. Every process reads the file itself, and it is
 never copied to the cache, since it may be private. Large arrays without compression (`numpy.savez`) are mapped, so that
 the processes of a machine share one copy; float32 features and uint8 images [n, C, H, W] are used as they are.
 """
@@ -50,6 +51,7 @@ from hyperfl_flwr.data.sources.npz_columns import (
     client_numbers,
     group_numbers,
     match_clients,
+    refuse_near_keys,
     sample_weights,
     target_values,
     wrong,
@@ -58,6 +60,7 @@ from hyperfl_flwr.data.sources.npz_samples import KINDS, reader_of, refuse_copie
 from hyperfl_flwr.data.strata import strata_of
 
 _OTHERS = ("labels", "clients", "groups", "weights", "test_labels", "test_clients", "test_groups")
+_KEYS = (*KINDS, *(f"test_{kind}" for kind in KINDS), *_OTHERS)
 _SPLIT_SEED = 0
 
 
@@ -163,8 +166,9 @@ def read_targets(path: Path, count: int, task: Task) -> Targets | None:
 
 
 def _read_arrays(path: Path) -> RawArrays:
-    """Read all known arrays of the file, and check that none is missing."""
-    arrays, _ = _open(path)
+    """Read all known arrays of the file, and check that none is missing or misspelt."""
+    arrays, others = _open(path)
+    refuse_near_keys(others, _KEYS, path)
     if missing := _missing(arrays):
         raise wrong(
             path,
@@ -183,18 +187,14 @@ def _open(path: Path) -> tuple[RawArrays, list[str]]:
     """Return all known arrays of the file, without unpickling, and the names of the other members."""
     if not path.is_file():
         raise wrong(path, "must be an existing .npz file", "check the path after npz:")
-    keys = (*KINDS, *(f"test_{kind}" for kind in KINDS), *_OTHERS)
     try:
         with open_archive(path) as archive:
             names = archive.namelist()
-            members = {key: f"{key}.npy" for key in keys if f"{key}.npy" in names}
+            members = {key: f"{key}.npy" for key in _KEYS if f"{key}.npy" in names}
             arrays = dict(zip(members, map_arrays(archive, members.values()), strict=True))
     except (OSError, MalformedFileError) as error:
-        raise wrong(
-            path,
-            f"must be an .npz archive of plain arrays, but {error}",
-            "write it with numpy.savez from arrays of numbers and strings",
-        ) from error
+        problem = f"must be an .npz archive of plain arrays, but {error}"
+        raise wrong(path, problem, "write it with numpy.savez from arrays of numbers and strings") from error
     return arrays, [name.removesuffix(".npy") for name in names if name not in members.values()]
 
 

@@ -1,6 +1,7 @@
 """Read the columns of a numpy `.npz` file that say something of each sample: label, client, group and weight."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +170,27 @@ def match_clients(array: npt.NDArray[Any], ids: npt.NDArray[Any], count: int, pa
             "add some, or drop test_clients",
         )
     return np.searchsorted(ids, column).astype(np.int64)
+
+
+def refuse_near_keys(names: Iterable[str], known: Collection[str], path: Path) -> None:
+    """Refuse a key that would not be read, although it nearly says what a known one says, such as `group`.
+
+    Args:
+        names: The keys of the file that are not known.
+        known: The known keys.
+        path: The file, for errors.
+
+    Raises:
+        DataError: If there is one.
+    """
+    for name in names:
+        if (meant := _meant(name)) in known:
+            raise wrong(path, f"the key {name} would not be read, but is nearly {meant}", f"rename it to {meant}")
+
+
+def _meant(name: str) -> str:
+    """Return a key in the form of the known ones: in small letters and in the plural, with `test_` first."""
+    words = [word for word in re.split("[^a-z]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()) if word]
+    is_test = "test" in words
+    words = [word for word in words if word not in ("test", "train", "sample", "samples")]
+    return "_".join(["test"] * is_test + [word.removesuffix("s") + "s" for word in words])
