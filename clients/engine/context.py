@@ -41,6 +41,7 @@ class ClientContext:
         std: Standard deviation of each channel, which the images are normalised with.
         round: The round of the message; 0 outside a round.
         classes: Names of the classes, labels or targets.
+        features: Names of the features of a vector; empty if they have none.
         target_mean: Mean of each target of a regression, of which the labels are the standardised values; else empty.
         target_std: Standard deviation of each of these targets; else empty.
         keeps_model: Whether the client's model is kept on the node's disk after each local training.
@@ -64,6 +65,7 @@ class ClientContext:
     round: int = 0
     classes: tuple[str, ...] = ()
     target_mean: tuple[float, ...] = ()
+    features: tuple[str, ...] = ()
     target_std: tuple[float, ...] = ()
     keeps_model: bool = False
     trained_on: Callable[[], Digests] = lambda: np.zeros(0, np.uint64)
@@ -96,6 +98,7 @@ def client_setting(
         own_statistics=data.dataset.own_statistics,
         classes=data.dataset.classes or class_names(config.dataset, data.dataset.num_classes),
         target_mean=data.dataset.target_mean,
+        features=data.dataset.features,
         target_std=data.dataset.target_std,
     )
 
@@ -176,6 +179,7 @@ def keep_model(context: ClientContext, tensors: Mapping[str, Tensor], server_rou
             task=context.config.task,
             target_mean=context.target_mean,
             target_std=context.target_std,
+            features=context.features,
         ),
         tensors={name: value.detach().cpu().numpy() for name, value in tensors.items()},
         trained_on=context.trained_on(),

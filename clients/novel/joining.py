@@ -192,6 +192,7 @@ class JoiningNode:
                 classes=recipe.classes,
                 target_mean=recipe.target_mean,
                 target_std=recipe.target_std,
+                features=recipe.features,
                 checks=checks,
                 budget=None if step.is_last else budget_of_node(self.node, JOIN),  # nothing is sent after the last step
             )

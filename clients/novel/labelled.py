@@ -10,6 +10,7 @@ from hyperfl_flwr.data.grouped_split import AUTO
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.data.sample_format import SampleFormat, window_of
 from hyperfl_flwr.data.sample_weights import EQUAL, Weighting
+from hyperfl_flwr.data.sources.csv_header import require_features
 from hyperfl_flwr.models.model_spec import TargetRecipe
 
 
@@ -27,6 +28,7 @@ def labelled_dataset(name: str, recipe: TargetRecipe, grouping: str = AUTO) -> D
         target_scale=(recipe.target_mean, recipe.target_std) if recipe.target_std else None,
     )
     dataset = load_dataset(name, None, sample_format)
+    require_features(dataset.features, recipe.features, name)
     if dataset.input_shape != shape:
         raise StateError(
             f"samples of {name} must have the shape {shape}, as those of the run, got {dataset.input_shape}"

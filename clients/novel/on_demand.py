@@ -93,7 +93,7 @@ def samples_of(owner: NovelOwner, recipe: Recipe) -> Unlabelled:
             refuse_maximum(recipe.pooling)
         except ValueError as error:
             raise ConfigError(f"epsilon cannot be used with this run: {error}") from None
-    found = read_unlabelled(owner.data, recipe.input_shape, window=window_of(recipe.window))
+    found = read_unlabelled(owner.data, recipe.input_shape, window=window_of(recipe.window), features=recipe.features)
     if len(found) == 1 and owner.epsilon is not None:
         raise DataError(
             f"{owner.data} holds one sample: noise that hides the only sample leaves no information; give more "

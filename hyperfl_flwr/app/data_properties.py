@@ -1,5 +1,6 @@
 """Properties of a node's data, for its answer to the handshake."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ from hyperfl_flwr.data.digests import sample_digest
 from hyperfl_flwr.data.federated_data import FederatedData
 from hyperfl_flwr.data.sample_format import is_local_data, normalisation_text
 from hyperfl_flwr.protocol.messages import DATA_VERSION
+from hyperfl_flwr.protocol.queries import COLUMNS
 
 
 def data_properties(
@@ -36,6 +38,8 @@ def data_properties(
         properties["num-examples"] = [len(data.train_indices(client)) for client in clients]
     if dataset.classes:
         properties["classes"] = list(dataset.classes)
+    if dataset.features:  # as a hash: the names would leave the node
+        properties[COLUMNS] = hashlib.sha256("\n".join(dataset.features).encode()).hexdigest()
     if simulated:
         for split, counts in zip(("train", "test"), data.label_counts(), strict=True):
             properties[f"{split}-label-counts"] = counts[list(clients)].flatten().tolist()

@@ -157,6 +157,7 @@ def _recipe(config: RunConfig, data: RunData) -> TargetRecipe:
     """
     info, sample_format = DATASETS.get(config.dataset), config.data_settings().sample_format
     shape: tuple[int, ...]
+    features: tuple[str, ...] = ()
     scale: tuple[tuple[float, ...], ...] = ((), ())
     if info and info.input_shape and info.num_classes and info.normalisation and not sample_format.normalisation:
         shape = info.input_shape
@@ -170,9 +171,10 @@ def _recipe(config: RunConfig, data: RunData) -> TargetRecipe:
         shape, mean, std = dataset.input_shape, dataset.mean, dataset.std
         classes = dataset.classes or class_names(config.dataset, dataset.num_classes)
         scale = dataset.target_mean, dataset.target_std
+        features = dataset.features
     return TargetRecipe(
         target=config.target, input_shape=shape, mean=mean, std=std, classes=classes, window=sample_format.window or (),
-        task=config.task, target_mean=scale[0], target_std=scale[1],
+        task=config.task, target_mean=scale[0], target_std=scale[1], features=features,
     )  # fmt: skip
 
 

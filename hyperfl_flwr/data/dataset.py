@@ -83,6 +83,7 @@ class Dataset:
         target_mean: Mean of each target, of which networks predict the standardised values; empty for other tasks than
             regression.
         target_std: Standard deviation of each target, above 0; empty as `target_mean`.
+        features: Names of the features [D]; empty if they have none.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Dataset:
     task: Task = CLASSIFICATION
     target_mean: tuple[float, ...] = ()
     target_std: tuple[float, ...] = ()
+    features: tuple[str, ...] = ()
 
     @property
     def num_strata(self) -> int:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.cache import fingerprint
+from hyperfl_flwr.data.sources.csv_header import require_features
 from hyperfl_flwr.data.sources.csv_table import SUFFIX, read_table
 from hyperfl_flwr.data.sources.image_files import (
     SUFFIXES,
@@ -40,12 +41,14 @@ class Unlabelled:
         names: Name of each sample: its path below the folder, with slashes, or its number in the file.
         samples: float32: images [n, C, H, W] in [0, 1], or feature vectors [n, D]. Shared; must not be written to.
         notes: Notes for the user about files or keys that were left out.
+        features: Names of the features; empty if they have none.
     """
 
     column: str
     names: tuple[str, ...]
     samples: npt.NDArray[np.float32]
     notes: tuple[str, ...]
+    features: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -58,6 +61,7 @@ def read_unlabelled(
     convert: bool = False,
     labelled: bool = False,
     window: tuple[float, float] | None = None,
+    features: Sequence[str] = (),
 ) -> Unlabelled:
     """Read a folder of images or an `.npz` file; a second call in the same process returns the same object.
 
@@ -68,13 +72,16 @@ def read_unlabelled(
             `data.input-shape`.
         labelled: True if the caller reads the labels separately, so that no note reports them as unused.
         window: Values of grey images with more than 8 bits that become 0 and 1; None to refuse such images.
+        features: Names that the columns of a CSV file must have, in this order; empty for any.
 
     Raises:
-        DataError: If there are no samples, or if a sample cannot be read, has another shape, or has a value that is not
-            finite.
+        DataError: If there are no samples, or if a sample cannot be read, has another shape or other features, or has a
+            value that is not finite.
     """
     files = files_below(path) if path.is_dir() else [path]
-    return _read(path, tuple(input_shape), convert, labelled, window, fingerprint([path, *files]))
+    found = _read(path, tuple(input_shape), convert, labelled, window, fingerprint([path, *files]))
+    require_features(found.features, features, str(path))
+    return found
 
 
 @lru_cache(maxsize=1)
@@ -165,7 +172,11 @@ def _read_csv(path: Path, input_shape: tuple[int, ...]) -> Unlabelled:
             f"{table.features.shape[1]} columns of numbers; give the columns of the run, in its order"
         )
     return Unlabelled(
-        column="index", names=tuple(map(str, range(len(table.features)))), samples=table.features, notes=()
+        column="index",
+        names=tuple(map(str, range(len(table.features)))),
+        samples=table.features,
+        notes=(),
+        features=table.names,
     )
 
 

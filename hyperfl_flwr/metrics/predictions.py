@@ -149,7 +149,10 @@ def predict(
         DataError: If there are no samples, or if a sample cannot be used.
         ConfigError: If the weights of a pre-trained body are missing, or others than in the training.
     """
-    found = read_unlabelled(data, recipe.input_shape, convert=convert, labelled=True, window=window_of(recipe.window))
+    found = read_unlabelled(
+        data, recipe.input_shape, convert=convert, labelled=True, window=window_of(recipe.window),
+        features=recipe.features,
+    )  # fmt: skip
     task = TASKS[recipe.task]
     labels, note = labels_of(data, found, recipe.classes, task)
     refuse_other_body(recipe.target, recipe.body)

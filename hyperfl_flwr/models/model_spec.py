@@ -39,6 +39,7 @@ class TargetRecipe:
         target_mean: Mean of each target of a regression, of which the network returns the standardised values; empty
             for other tasks.
         target_std: Standard deviation of each of these targets, above 0.
+        features: Names of the features of a vector; empty if they have none, or only the nodes know them.
     """
 
     target: str
@@ -51,6 +52,7 @@ class TargetRecipe:
     task: str = CLASSIFICATION.name
     target_mean: tuple[float, ...] = ()
     target_std: tuple[float, ...] = ()
+    features: tuple[str, ...] = ()
 
     SIZES: ClassVar[str] = "shape and number of classes"
     """Description of `sizes` for error messages."""
@@ -95,6 +97,10 @@ class TargetRecipe:
             raise ValueError(f"std must be between {1 / _LARGEST_MEAN:g} and {_LARGEST_MEAN:g}")
         if not all(isinstance(name, str) and name.isprintable() for name in self.classes):
             raise ValueError("names of classes must be printable strings")
+        if self.features and len(self.features) != self.input_shape[0]:
+            raise ValueError(f"{len(self.features)} names of features were given for {self.input_shape[0]} features")
+        if not all(isinstance(name, str) for name in self.features):
+            raise ValueError("names of features must be strings")
         if not isinstance(self.body, str) or not re.fullmatch("([0-9a-f]{64})?", self.body):
             raise ValueError("body must be a hash of 64 hexadecimal digits, or empty")
         if self.window and not (len(self.window) == 2 and -math.inf < self.window[0] < self.window[1] < math.inf):

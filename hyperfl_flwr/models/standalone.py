@@ -159,9 +159,9 @@ def write_model(
         stem: Stem of the files' names.
     """
     parameters, document, code = (folder / name for name in file_names(stem))
-    usual = {"body": "", "window": (), "task": CLASSIFICATION.name, "target_mean": (), "target_std": ()}
+    usual = {field.name: field.default for field in fields(TargetRecipe)}
     facts = {name: getattr(recipe, name) for name in NAMES}
-    facts = {name: value for name, value in facts.items() if name not in usual or value != usual[name]}
+    facts = {name: value for name, value in facts.items() if value != usual[name]}
     metadata = {"format": "pt"} | {name: json.dumps(value) for name, value in facts.items()}
     text = script(recipe, parameters.name) if has_script(recipe) else None
     description = {

@@ -15,6 +15,9 @@ from hyperfl_flwr.protocol.messages import record_of
 DESCRIBE = "query.describe"
 """Sends an encoder; the reply holds the descriptor [1, d] of each client's training samples."""
 
+COLUMNS = "columns"
+"""Property of a node in the handshake: the SHA-256 of the names and the order of a CSV file's features."""
+
 ASSESS = "query.assess"
 """Sends M models, stacked [M, *shape] by `model/name`; the reply holds the numbers of correctly classified test samples
 of each model, `CORRECT` int64 [M], and of their ensemble (sum of logits), `ENSEMBLE` int64 [1]."""

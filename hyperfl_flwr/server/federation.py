@@ -19,7 +19,7 @@ from hyperfl_flwr.models.pretrained.names import is_pretrained
 from hyperfl_flwr.models.provenance import method_hash, network_hash
 from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.messages import HELLO, printable
-from hyperfl_flwr.protocol.queries import NOVEL
+from hyperfl_flwr.protocol.queries import COLUMNS, NOVEL
 from hyperfl_flwr.protocol.secure_sums.messages import KEY, greeting
 from hyperfl_flwr.server.excerpts import excerpts
 from hyperfl_flwr.server.exchange import POLL_SECONDS, exchange
@@ -30,6 +30,7 @@ TERMS = {
     "input-shape": "input-shape",
     "num-classes": "num-classes",
     "classes": "classes",
+    COLUMNS: "hash of the names and the order of the CSV columns",
     "model": "source of the network, or weights of its body (target)",
     "method": "source of the method (method)",
 }

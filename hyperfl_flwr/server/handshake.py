@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord
 from hyperfl_flwr.core.versions import differing
 from hyperfl_flwr.protocol.hosting import MOST_NODES
 from hyperfl_flwr.protocol.messages import DATA_VERSION, NUM_EXAMPLES, PROPERTIES, printable, record_of
-from hyperfl_flwr.protocol.queries import CROSS_SITE, NOVEL, PROBLEM
+from hyperfl_flwr.protocol.queries import COLUMNS, CROSS_SITE, NOVEL, PROBLEM
 from hyperfl_flwr.protocol.secure_sums.keys import is_key
 from hyperfl_flwr.protocol.secure_sums.messages import KEY, SIGNATURE
 from hyperfl_flwr.server.exchange import Exchange
@@ -55,6 +55,7 @@ KINDS: Mapping[str, Callable[[Any], bool]] = {
     "data-reuse": _is_text,
     "threads": _is_count,
     CROSS_SITE: lambda value: type(value) is bool,
+    COLUMNS: lambda value: _is_text(value) and bool(re.fullmatch("[0-9a-f]{64}", value)),
     DATA_VERSION: lambda value: _is_text(value) and bool(re.fullmatch("[0-9a-f]{64}", value)),
     "augmentation": _is_text,
     "normalisation": _is_text,

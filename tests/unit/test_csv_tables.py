@@ -1,5 +1,6 @@
 """Tables of the user in CSV files: accepted contents, how they are read, and one clear error for everything else."""
 
+import hashlib
 import json
 import tracemalloc
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_breast_cancer
 
+from hyperfl_flwr.app.data_properties import data_properties
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError, DataError
@@ -199,6 +201,46 @@ def test_a_table_from_training_to_predictions(call, tmp_path):
     assert (code, "got 19 columns of numbers" in problem) == (2, True)
     code, _, problem = call("join", run, "--data", f"csv:{table}", "-o", tmp_path / "joined", "--rounds", "1")
     assert code == 0, problem
+    for folder in (tmp_path, tmp_path / "joined"):  # both descriptions have the names of the columns
+        assert json.loads((folder / "model.json").read_text())["features"] == names
+    fields = [row.split(",") for row in rows]
+    swapped = write(tmp_path, [",".join([row[0], row[2], row[1], *row[3:]]) for row in fields], "swapped.csv")
+    renamed = write(tmp_path, [rows[0].replace("mean_area", "area"), *rows[1:]], "renamed.csv")
+    for file, reason in (
+        (
+            swapped,
+            "the same columns in another order than the model was trained on: feature 1 is mean_texture, and ",
+        ),
+        (
+            renamed,
+            "other columns than the model was trained on: feature 4 is area, and was mean_area; give the",
+        ),
+    ):
+        for words in (
+            ("predict", model, "--data", file, "-o", tmp_path / "none.csv"),
+            ("join", run, "--data", f"csv:{file}", "-o", tmp_path / "none", "--rounds", "1"),
+        ):
+            code, _, problem = call(*words)
+            assert (code, reason in " ".join(problem.split())) == (2, True), problem
+    assert not list(tmp_path.glob("none*"))
+
+
+def test_nodes_report_their_columns_as_a_hash(tmp_path):
+    """The same for the same columns in the same order; an `.npz` file has no names."""
+    swapped = [",".join(row.split(",")[::-1]) for row in ROWS]
+    hashes = []
+    for rows in (ROWS, [ROWS[0], *(row.replace("sick", "ill") for row in ROWS[1:])], swapped):
+        flat = {"dataset": f"csv:{write(tmp_path, rows)}", "num-clients": 2, "data.partition": "iid"}
+        config = RunConfig.from_flat(default_settings() | flat)
+        properties = data_properties(load_federated_data(config.data_settings()), [0], simulated=False)
+        hashes.append(properties["columns"])
+    assert hashes[0] == hashlib.sha256(b"age\nsize").hexdigest() == hashes[1]
+    assert hashes[2] == hashlib.sha256(b"size\nage").hexdigest()
+    table = read_table(tmp_path / "own.csv")
+    np.savez(tmp_path / "own.npz", features=table.features, labels=np.arange(12) % 2)
+    flat = {"dataset": f"npz:{tmp_path / 'own.npz'}", "num-clients": 2, "data.partition": "iid"}
+    data = load_federated_data(RunConfig.from_flat(default_settings() | flat).data_settings())
+    assert "columns" not in data_properties(data, [0], simulated=False)
 
 
 def test_a_small_node_may_lack_most_of_the_agreed_classes(tmp_path):

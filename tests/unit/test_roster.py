@@ -359,6 +359,22 @@ def test_a_resumed_run_has_its_own_classes_whatever_most_nodes_say(
     assert there(roster) == [0]
 
 
+def test_a_node_whose_csv_file_has_other_columns_is_refused(make_roster: Callable[..., Roster]) -> None:
+    """By the hash of most nodes; a node without one, whose features have no names, fits."""
+    changes = [{"columns": "a" * 64}, {"columns": "b" * 64}, {"columns": "a" * 64}, {}]
+    answers = {
+        node: [says(introduction(number, 4, 6, **change))]
+        for number, (node, change) in enumerate(zip((A, B, C, C + 1), changes, strict=True))
+    }
+    roster = make_roster(ScriptedGrid(answers), min_nodes=3)
+    roster.gather()
+    assert there(roster) == [0, 2, 3]
+    (refusal,) = roster.refused
+    assert refusal.number == 1
+    reason = "its hash of the names and the order of the CSV columns is bbbb"
+    assert refusal.reason.startswith(reason)
+
+
 def test_no_side_has_most_nodes(make_roster: Callable[..., Roster]) -> None:
     answers = {A: nodes_of(2, 6)[A], B: [says(introduction(1, 2, 6, num_classes=7))]}
     with pytest.raises(RunFailedError, match="num-classes is 10 on nodes 0 but 7 on nodes 1; no value has a majority"):

@@ -1,8 +1,10 @@
-"""The columns of a CSV file that are no features, and the check of its header."""
+"""The columns of a CSV file that are no features, and the checks of its header."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.sources.npz_columns import wrong
 
 LABEL, CLIENT, GROUP, WEIGHT, SPLIT = "label", "client", "group", "sample_weight", "split"
@@ -43,3 +45,25 @@ def _meant(name: str) -> str:
     """Return the name of the column that is no feature and is nearly called so; else the name itself."""
     lower = name.lower()
     return LABELS + name[len(LABELS) :] if lower.startswith(LABELS) else _MEANT.get(lower, name)
+
+
+def require_features(found: Sequence[str], expected: Sequence[str], path: str) -> None:
+    """Refuse features with other names than a model's, or in another order; without names they are not compared.
+
+    Args:
+        found: Names of the features of the samples.
+        expected: Names of those that the model was trained on.
+        path: The file, for errors.
+
+    Raises:
+        DataError: If they differ.
+    """
+    if not (found and expected) or tuple(found) == tuple(expected):
+        return
+    place = next(i for i, pair in enumerate(itertools.zip_longest(found, expected)) if pair[0] != pair[1])
+    names = [names[place] if place < len(names) else "none" for names in (found, expected)]
+    same = "the same columns in another order" if sorted(found) == sorted(expected) else "other columns"
+    raise DataError(
+        f"{path} has {same} than the model was trained on: feature {place + 1} is {names[0]}, and was {names[1]}; give "
+        f"the columns in the order of the training data"
+    )

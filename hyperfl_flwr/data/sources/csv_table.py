@@ -135,7 +135,8 @@ def read_csv(name: str, path: Path, sample_format: SampleFormat) -> Dataset:
         arrays["weights"] = _numbers([table.columns[WEIGHT]], [WEIGHT], path)[:, 0]
     if SPLIT in table.columns:
         arrays = _divided(arrays, table.columns[SPLIT], path)
-    return replace(dataset_of(arrays, name, path, sample_format.grouping, len(classes), task), classes=classes)
+    dataset = dataset_of(arrays, name, path, sample_format.grouping, len(classes), task)
+    return replace(dataset, classes=classes, features=table.names)
 
 
 def _columns(table: Table) -> str:
