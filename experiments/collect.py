@@ -2,6 +2,7 @@
 
 import itertools
 import statistics
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import Any
 
 from experiments.alike import require_alike
 from experiments.finished import Finished, fewer_text, in_unit
-from experiments.runner import StudyManifest, seeds_in
 from experiments.study import Cell, Place, Study
 from experiments.study_axes import Expected, Line
+from experiments.study_folder import StudyManifest, seeds_in
 from experiments.units import best_of
 from hyperfl_flwr.core.code_version import code_versions
 from hyperfl_flwr.core.errors import RunDirectoryError
@@ -170,8 +171,7 @@ def _entries(
         for row, column in pairs
     }
     values = {pair: found for pair, (found, _) in numbers.items() if found}
-    # Seeds that have failed would not count.
-    whole = {(row, column): found for (row, column), found in values.items() if reasons.get((row, column)) != FAILED}
+    whole = _whole(study, values, reasons)
     best, paper, entries = _best(study, whole), study.paper, {}
     for row, column in pairs:
         pair, metric, unit = (row.name, column.name), study.metric_of(row, column), study.unit_in(column)
@@ -191,6 +191,24 @@ def _entries(
     if runs and not values and all(reason in ("", NOT_MEASURED) for _, reason in numbers.values()):
         _refuse_unknown(study, [run.summary for several in runs.values() for run in several])
     return entries
+
+
+def _whole(
+    study: Study, values: Mapping[tuple[str, str], Sequence[float]], reasons: Mapping[tuple[str, str], str]
+) -> dict[tuple[str, str], Sequence[float]]:
+    """Return the values of the pairs that have as many seeds as the others of their grid: a mean over fewer is another.
+
+    Pairs of which a seed has failed are left out.
+    """
+    family = {row.name: row.family for row in study.rows}
+    most = Counter[tuple[str, str]]()
+    for (row, column), found in values.items():
+        most[family[row], column] = max(most[family[row], column], len(found))
+    return {
+        (row, column): found
+        for (row, column), found in values.items()
+        if reasons.get((row, column)) != FAILED and len(found) == most[family[row], column]
+    }
 
 
 def _numbers(study: Study, row: Line, column: Line, runs: Sequence[Finished]) -> tuple[list[float], str]:

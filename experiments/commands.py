@@ -54,8 +54,8 @@ def study(
     """Run a study's unfinished cells; the last line printed is the study's folder."""
     # Deferred, here and below: importing torch would delay every command.
     from experiments.prepared_data import refuse_missing
-    from experiments.runner import StudyManifest, open_study_folder
     from experiments.study import load_study
+    from experiments.study_folder import StudyManifest, open_study_folder
 
     found = load_study(name)
     changes = _changes(set_, data_root)
@@ -150,7 +150,7 @@ def table(
 def _print_table(found: Study, folder: Path, *, mix: bool, stale: Collection[Place] = (), against: str = "") -> None:
     from experiments.collect import collect
     from experiments.paired import pair
-    from experiments.runner import read_study_manifest
+    from experiments.study_folder import read_study_manifest
     from experiments.tables import markdown, write_tables
 
     collected = collect(found, read_study_manifest(folder), folder, mix=mix, stale=stale)
@@ -182,9 +182,9 @@ def figure(
 ) -> None:
     """Draw a study's figures, or the given numbers over the rounds; prints the paths of the pictures."""
     from experiments.figures.curves import draw
-    from experiments.runner import read_study_manifest
     from experiments.study import load_study
     from experiments.study_axes import names_in
+    from experiments.study_folder import read_study_manifest
 
     found = load_study(name)
     folder, _ = _study_folder(found, output, quick=quick, records=records)
@@ -214,7 +214,7 @@ def record(
 def _study_folder(found: Study, output: Path | None, *, quick: bool, records: str) -> tuple[Path, Mapping[Place, str]]:
     """Return a study's folder and the stale records, after others have been restored to it, if there are any."""
     from experiments.records import find_records, read_records, restore
-    from experiments.runner import default_folder
+    from experiments.study_folder import default_folder
 
     folder = output.absolute() if output else default_folder(found.name, quick=quick, recorded=bool(records))
     stale = restore(found, read_records(find_records(records)), folder) if records else {}

@@ -9,8 +9,8 @@ from typing import Any
 from experiments.cell_settings import without_machine_settings
 from experiments.records import Json, Records, read_records
 from experiments.restored import is_restored
-from experiments.runner import is_finished, read_study_manifest, seeds_in
 from experiments.study import FINGERPRINTS, Cell, Study
+from experiments.study_folder import is_finished, read_study_manifest, seeds_in
 from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar

@@ -20,8 +20,8 @@ from typing import Any
 from experiments.cell_settings import differences
 from experiments.golden import changes
 from experiments.restored import remove_restored, restore_cell
-from experiments.runner import StudyManifest, open_study_folder
 from experiments.study import FOLDER, Cell, Place, Study
+from experiments.study_folder import StudyManifest, open_study_folder
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.similar_names import nearest

@@ -10,114 +10,22 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from experiments.cell_settings import changes_of, differences
-from experiments.claims import TAKEN, alone, claimed, is_foreign
+from experiments.claims import TAKEN, claimed
 from experiments.golden import outdated
 from experiments.prepared_data import changed_data
 from experiments.restored import remove_restored
 from experiments.study import Cell, Study
-from hyperfl_flwr.core.atomic_files import write_atomically
-from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
-from hyperfl_flwr.core.setting_types import Scalar
+from experiments.study_folder import is_finished
+from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.launch.app_bundle import worker_environment
-from hyperfl_flwr.runs.run_directory import read_manifest
-
-DESCRIPTION = "study.json"
-"""Name of the file, in a study's folder, with the settings that the folder was created with."""
 
 LAST_LINES = 5
 """Number of lines of a dead process's output that are shown."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudyManifest:
-    """The settings that a study's folder was created with; cells may be added, but the settings cannot change.
-
-    Attributes:
-        study: Name of the study.
-        quick: Whether the study's `quick` settings apply.
-        changes: Settings that differ from the study's, without those of the machine.
-    """
-
-    study: str
-    quick: bool
-    changes: Mapping[str, Scalar]
-
-
-def open_study_folder(folder: Path, study_manifest: StudyManifest, study: Study | None = None) -> None:
-    """Create a study's folder, or check that an existing one was created with the same settings.
-
-    Args:
-        folder: The study's folder.
-        study_manifest: The settings.
-        study: The study, if `num-nodes` may be one of the changes: its rows decide whether it is one of the machine.
-
-    Raises:
-        RunDirectoryError: If it was created with other settings, or is not a study's folder.
-    """
-    document = {
-        "study": study_manifest.study,
-        "quick": study_manifest.quick,
-        "changes": changes_of(study, study_manifest.changes),
-    }
-    if is_foreign(folder, DESCRIPTION):
-        raise RunDirectoryError(f"{folder} is neither empty nor a study's folder; choose another --output")
-    with alone(folder):
-        if not (folder / DESCRIPTION).is_file():
-            write_atomically(folder / DESCRIPTION, json.dumps(document, indent=2).encode())
-    if (before := _description(folder)) != document:
-        raise RunDirectoryError(f"{folder} was created with {before}, not {document}; choose another --output")
-
-
-def read_study_manifest(folder: Path) -> StudyManifest:
-    """Return the settings that a study's folder was created with.
-
-    Raises:
-        RunDirectoryError: If it is not a study's folder, or its description is damaged.
-    """
-    if not (folder / DESCRIPTION).is_file():
-        raise RunDirectoryError(f"{folder} is not a study's folder; run `hyperfl study` first, or pass its --output")
-    return StudyManifest(**_description(folder))
-
-
-def _description(folder: Path) -> dict[str, Any]:
-    """Return the content of a study's description."""
-    file = folder / DESCRIPTION
-    try:
-        found = json.loads(file.read_text())
-        StudyManifest(**found)
-    except (OSError, ValueError, TypeError) as error:
-        remedy = "remove the file and repeat the `hyperfl study` that made the folder: finished cells are kept"
-        raise RunDirectoryError(f"{file} is damaged ({type(error).__name__}: {error}); {remedy}") from None
-    return dict(found)
-
-
-def seeds_in(folder: Path) -> int:
-    """Return the number of seeds, counted from 0, that a study's folder has runs for; other folders do not count."""
-    seeds = [path.name.removeprefix("seed-") for path in folder.glob("*/*/seed-*")]
-    return max((int(seed) for seed in seeds if seed.isdecimal()), default=-1) + 1
-
-
-def is_finished(cell: Cell, folder: Path) -> bool:
-    """Return whether a cell's run is complete.
-
-    Raises:
-        RunDirectoryError: If it was run with other settings.
-    """
-    path = cell.folder(folder)
-    if not (path / "manifest.json").is_file():
-        return False
-    manifest = read_manifest(path)
-    if problems := differences(cell, manifest):
-        raise RunDirectoryError(f"{path} was run with other settings ({'; '.join(problems)}); choose another --output")
-    return bool(manifest["status"] == "completed" and (path / "summary.json").is_file())
 
 
 def run_cells(
@@ -292,8 +200,3 @@ def _visible_gpus() -> list[str]:
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         return [name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name]
     return [str(number) for number in range(torch.cuda.device_count())]
-
-
-def default_folder(study: str, *, quick: bool, recorded: bool = False) -> Path:
-    """Return the default folder of a study's runs, or of those that are restored from records."""
-    return Path(os.getcwd()) / "runs" / "studies" / (study + "-quick" * quick + "-records" * recorded)  # noqa: PTH109

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.runner import StudyManifest, is_finished, open_study_folder
 from experiments.study import Study, parse_study
+from experiments.study_folder import StudyManifest, is_finished, open_study_folder
 from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar

@@ -10,8 +10,8 @@ from matplotlib.lines import Line2D
 from scipy.optimize import isotonic_regression
 
 from experiments.figures.results import mean_of, new_figure, save_with_numbers, summaries_of
-from experiments.runner import StudyManifest
 from experiments.study import Cell, Study
+from experiments.study_folder import StudyManifest
 from hyperfl_flwr.core.errors import RunDirectoryError
 
 NUMBERS = ("test_accuracy", "test_accuracy_aggregate")

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from experiments.figures.results import new_figure, save_with_numbers, summaries_of
-from experiments.runner import StudyManifest
 from experiments.study import Cell, Study
+from experiments.study_folder import StudyManifest
 from hyperfl_flwr.core.errors import RunDirectoryError
 
 BETWEEN_ATTACKS = 0.22

@@ -15,8 +15,8 @@ from experiments.figures.leakage import draw_leakage_accuracy
 from experiments.figures.novel_pictures import draw_divergence, draw_epsilon
 from experiments.figures.privacy_cost import draw_privacy_cost
 from experiments.figures.results import new_figure
-from experiments.runner import StudyManifest, is_finished, seeds_in
 from experiments.study import Cell, Study
+from experiments.study_folder import StudyManifest, is_finished, seeds_in
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.core.similar_names import nearest

@@ -9,8 +9,8 @@ from matplotlib.lines import Line2D
 
 from experiments.figures.results import Summary, new_figure, save_with_numbers, summaries_of
 from experiments.matrix import control_area, strongest_membership
-from experiments.runner import StudyManifest
 from experiments.study import Cell, Study
+from experiments.study_folder import StudyManifest
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.methods import METHODS

@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 
 from experiments.figures.novel import Curve, Points, curves, divergence_points, means_of_clients, quintiles
 from experiments.figures.results import new_figure, save_with_numbers
-from experiments.runner import StudyManifest
 from experiments.study import Cell, Study
 from experiments.study_axes import Line
+from experiments.study_folder import StudyManifest
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.runs.novel_results import Mean
 

@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from experiments.figures.results import mean_of, new_figure, save_with_numbers, summaries_of
-from experiments.runner import StudyManifest
 from experiments.study import Cell, Study
 from experiments.study_file import Settings
+from experiments.study_folder import StudyManifest
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.methods import METHODS
 

@@ -10,8 +10,8 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from experiments.runner import StudyManifest
 from experiments.study import Cell, Study
+from experiments.study_folder import StudyManifest
 
 Summary = dict[str, Any]
 """The contents of a run's summary.json."""

@@ -11,8 +11,9 @@ import torch
 from torchvision.models import resnet18
 from typer.testing import CliRunner
 
-from experiments.runner import StudyManifest, open_study_folder, task_of
+from experiments.runner import task_of
 from experiments.study import load_study
+from experiments.study_folder import StudyManifest, open_study_folder
 from experiments.worker import problem_of
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.core.setting_types import Scalar

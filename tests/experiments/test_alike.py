@@ -13,8 +13,9 @@ from experiments.collect import collect
 from experiments.figures.curves import draw
 from experiments.golden import fingerprints
 from experiments.recording import record
-from experiments.runner import StudyManifest, run_cells
+from experiments.runner import run_cells
 from experiments.study import FINGERPRINTS, Cell, load_study
+from experiments.study_folder import StudyManifest
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.models import provenance
 from hyperfl_flwr.runs.run_directory import read_manifest

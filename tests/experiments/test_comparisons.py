@@ -15,8 +15,8 @@ from experiments.figures.curves import draw
 from experiments.figures.privacy_cost import draw_privacy_cost
 from experiments.figures.results import new_figure, save_with_numbers
 from experiments.records import find_records, read_records, restore
-from experiments.runner import StudyManifest
 from experiments.study import load_study
+from experiments.study_folder import StudyManifest
 from experiments.tables import markdown, with_metric
 from hyperfl_flwr.core.errors import RunDirectoryError
 

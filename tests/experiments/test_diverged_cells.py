@@ -15,15 +15,9 @@ from experiments.page_tables import GridTable, Table
 from experiments.recording import record
 from experiments.records import find_records, read_records, restore, stale_cells
 from experiments.restored import is_restored
-from experiments.runner import (
-    StudyManifest,
-    is_finished,
-    open_study_folder,
-    read_study_manifest,
-    run_cells,
-    task_of,
-)
+from experiments.runner import run_cells, task_of
 from experiments.study import Place, Study, load_study, parse_study
+from experiments.study_folder import StudyManifest, is_finished, open_study_folder, read_study_manifest
 from experiments.tables import markdown
 from experiments.worker import problem_of
 from hyperfl_flwr.core.errors import DivergedError, RunDirectoryError, RunFailedError

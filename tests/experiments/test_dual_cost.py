@@ -9,8 +9,8 @@ from torchvision.models import resnet18
 
 from experiments.collect import Collected, Entry
 from experiments.dual.cost import Cost, computed_cost
-from experiments.runner import StudyManifest
 from experiments.study import load_study
+from experiments.study_folder import StudyManifest
 from experiments.tables import comma_separated, latex, markdown, with_metric
 from hyperfl_flwr.models.targets import build_target
 

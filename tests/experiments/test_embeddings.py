@@ -8,8 +8,9 @@ import pytest
 
 from experiments.figures.curves import draw
 from experiments.figures.embeddings import groups_of, read_embeddings, separation
-from experiments.runner import StudyManifest, open_study_folder, run_cells
+from experiments.runner import run_cells
 from experiments.study import load_study
+from experiments.study_folder import StudyManifest, open_study_folder
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.launch.contract.folders import last_checkpoint

@@ -8,8 +8,9 @@ import pytest
 
 from experiments.collect import Entry, collect
 from experiments.records import find_records, read_records, restore
-from experiments.runner import StudyManifest, open_study_folder, run_cells
+from experiments.runner import run_cells
 from experiments.study import load_study
+from experiments.study_folder import StudyManifest, open_study_folder
 from experiments.tables import latex, markdown, with_metric
 from experiments.units import best_of, unit_of
 from hyperfl_flwr import ROOT
@@ -89,6 +90,19 @@ def test_the_best_of_a_grid_depends_on_the_number(metric, best, tmp_path):
     values = {row: cell["summary"][metric] for (row, *_), cell in cells.items()}
     (best_row,) = [row for row in values if values[row] == best(values.values())]
     assert bold == {f"| FedAvg, learning-rate {best_row.partition('@')[2]}"}
+
+
+def test_a_value_with_fewer_seeds_than_others_is_not_the_best(tmp_path):
+    """The grid is not finished: all rates but the best one have a second seed."""
+    study, records = load_study("tuning"), read_records(find_records("tuning"))
+    cells = {place: cell for place, cell in records.cells.items()
+             if place[0].startswith("fedavg@") and place[1] == "digits"}  # fmt: skip
+    ranked = sorted(cells, key=lambda place: cells[place]["summary"]["test_accuracy"])
+    second = {(row, column, 1): cells[row, column, 0] | {"seed": 1} for row, column, _ in ranked[:-1]}
+    restore(study, replace(records, cells=cells | second), tmp_path, with_stale=True)
+    text = markdown(collect(study, records.study_manifest, tmp_path, mix=True))
+    bold = {line.partition(" | ")[0] for line in text.splitlines() if "**" in line}
+    assert bold == {f"| FedAvg, learning-rate {ranked[-2][0].partition('@')[2]}"}
 
 
 def test_which_value_of_a_number_is_the_best():

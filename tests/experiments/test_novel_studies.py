@@ -16,10 +16,10 @@ from experiments.collect import collect
 from experiments.figures import novel_pictures
 from experiments.figures.curves import draw
 from experiments.figures.novel import curves, divergence_points, nearest_divergence, quintiles
-from experiments.runner import StudyManifest, open_study_folder
 from experiments.study import load_study
 from experiments.study_axes import read_lines, with_grid
 from experiments.study_file import LineTable
+from experiments.study_folder import StudyManifest, open_study_folder
 from experiments.tables import comma_separated, latex, markdown, with_metric
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.runs.novel_results import NovelRecord, flat_means

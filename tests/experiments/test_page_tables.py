@@ -20,8 +20,8 @@ from experiments.number_formats import in_percent, one_digit, two_digits
 from experiments.page_tables import Figure, GridTable, RowTable, Table
 from experiments.recording import record
 from experiments.records import find_records, read_records, shipped_records
-from experiments.runner import StudyManifest
 from experiments.study import Study, load_study
+from experiments.study_folder import StudyManifest
 from hyperfl_flwr import ROOT
 
 STUDY = load_study("table-1")

@@ -15,8 +15,9 @@ from experiments.finished import NO_SCORES
 from experiments.paired import pair
 from experiments.recording import record
 from experiments.records import find_records, read_records, restore
-from experiments.runner import StudyManifest, open_study_folder, read_study_manifest, task_of
+from experiments.runner import task_of
 from experiments.study import Study, load_study, parse_study
+from experiments.study_folder import StudyManifest, open_study_folder, read_study_manifest
 from experiments.tables import comma_separated, latex, markdown, with_metric
 from experiments.worker import problem_of
 from hyperfl_flwr import ROOT

@@ -9,8 +9,8 @@ from matplotlib.image import imread
 
 from experiments.figures.curves import draw
 from experiments.figures.pseudo_data import PseudoStudy, gaussian_divergence
-from experiments.runner import read_study_manifest
 from experiments.study import load_study
+from experiments.study_folder import read_study_manifest
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 
 NUM_POINTS = 200_000

@@ -12,8 +12,8 @@ from experiments.collect import collect
 from experiments.golden import fingerprint, fingerprints, write_fingerprints
 from experiments.recording import record
 from experiments.records import Records, find_records, read_records, restore, shipped_records, stale_cells
-from experiments.runner import StudyManifest, is_finished, read_study_manifest
 from experiments.study import load_study
+from experiments.study_folder import StudyManifest, is_finished, read_study_manifest
 from experiments.tables import comma_separated
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.core.errors import RunDirectoryError, StateError

@@ -9,8 +9,9 @@ from federations import Call, small_settings
 from html_pages import Page
 
 from experiments.collect import collect
-from experiments.runner import StudyManifest, open_study_folder, run_cells
+from experiments.runner import run_cells
 from experiments.study import load_study
+from experiments.study_folder import StudyManifest, open_study_folder
 from experiments.tables import markdown, with_metric
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError

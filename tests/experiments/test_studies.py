@@ -14,15 +14,9 @@ from typer.testing import CliRunner
 from experiments.attack_cell import PREFIX
 from experiments.collect import collect
 from experiments.figures.curves import draw
-from experiments.runner import (
-    StudyManifest,
-    is_finished,
-    open_study_folder,
-    read_study_manifest,
-    run_cells,
-    seeds_in,
-)
+from experiments.runner import run_cells
 from experiments.study import FOLDER, load_study, study_names
+from experiments.study_folder import StudyManifest, is_finished, open_study_folder, read_study_manifest, seeds_in
 from experiments.tables import comma_separated, latex, markdown, write_tables
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.table import default_settings
@@ -146,8 +140,13 @@ def test_a_folder_belongs_to_one_study(tmp_path):
     open_study_folder(
         tmp_path / "a", StudyManifest(study="table-1", quick=True, changes={"data-root": "/data", "device": "cpu"})
     )
-    with pytest.raises(RunDirectoryError, match="was created with"):
+    expected = r"a was created with num-rounds the study's own value instead of 3; choose another --output$"
+    with pytest.raises(RunDirectoryError, match=expected):
         open_study_folder(tmp_path / "a", StudyManifest(study="table-1", quick=True, changes={"num-rounds": 3}))
+    with pytest.raises(
+        RunDirectoryError, match="created with study table-1 instead of ablation, quick True instead of F"
+    ):
+        open_study_folder(tmp_path / "a", StudyManifest(study="ablation", quick=False, changes={}))
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "file").touch()
     with pytest.raises(RunDirectoryError, match="is neither empty nor a study's folder"):

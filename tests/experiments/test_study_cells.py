@@ -9,15 +9,9 @@ import pytest
 from waiting import eventually
 
 from experiments.cell_settings import differences, without_machine_settings
-from experiments.runner import (
-    StudyManifest,
-    is_finished,
-    open_study_folder,
-    read_study_manifest,
-    run_cells,
-    task_of,
-)
+from experiments.runner import run_cells, task_of
 from experiments.study import Cell, Study, load_study, parse_study
+from experiments.study_folder import StudyManifest, is_finished, open_study_folder, read_study_manifest
 from experiments.worker import problem_of
 from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots, usable_cores
@@ -219,7 +213,7 @@ def test_a_folder_remembers_num_nodes_if_a_row_depends_on_them(tmp_path: Path) -
     begun = [StudyManifest(study="robust", quick=False, changes={"num-nodes": number}) for number in (3, 6)]
     open_study_folder(tmp_path / "robust", begun[0], study_with("median", tmp_path))
     assert read_study_manifest(tmp_path / "robust").changes == {"num-nodes": 3}
-    with pytest.raises(RunDirectoryError, match="was created with"):
+    with pytest.raises(RunDirectoryError, match="was created with num-nodes 3 instead of 6; choose"):
         open_study_folder(tmp_path / "robust", begun[1], study_with("median", tmp_path))
     lying = StudyManifest(study="robust", quick=False, changes={"adversary.attack": "ipm", "num-nodes": 3})
     for folder, study_manifest, remembered in (("lying", lying, lying.changes), ("plain", begun[0], {})):

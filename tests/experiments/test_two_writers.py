@@ -9,8 +9,9 @@ from threading import Barrier
 import pytest
 
 from experiments.claims import TAKEN, claimed
-from experiments.runner import StudyManifest, is_finished, open_study_folder, read_study_manifest, run_cells
+from experiments.runner import run_cells
 from experiments.study import load_study
+from experiments.study_folder import StudyManifest, is_finished, open_study_folder, read_study_manifest
 from hyperfl_flwr.core import folder_lock
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.runs.run_directory import read_manifest
