@@ -24,7 +24,7 @@ from hyperfl_flwr.results.same_clients import Division
 from hyperfl_flwr.runs.failures import has_diverged
 from hyperfl_flwr.runs.run_directory import read_manifest
 from hyperfl_flwr.runs.summary import NOT_KNOWN, OF_SINGLE_CLIENTS
-from hyperfl_flwr.runs.targets import counts_rounds
+from hyperfl_flwr.runs.targets import PLAIN, counts_rounds
 
 FAILED = "failed"
 
@@ -220,7 +220,13 @@ def _numbers(study: Study, row: Line, column: Line, runs: Sequence[Finished]) ->
     metric, unit = study.metric_of(row, column), study.unit_in(column)
     found = [run.summary.get(metric) for run in runs]
     known = [value for value in found if value is not None]
-    with_target = [run for run in runs if run.has_target and metric in run.summary]
+    with_target = [run for run in runs if run.targets and metric in run.summary]
+    if len(highest := {run.targets[-1] for run in with_target}) > 1 and metric in PLAIN:
+        texts = " and ".join(f"{target:g}" for target in sorted(highest))
+        raise RunDirectoryError(
+            f"the seeds of {row.name}, {column.name} have different targets, {texts}; name one, as in "
+            f"rounds_to_target_{min(highest)}"
+        )
     if late := sum(run.summary[metric] is None for run in with_target) if counts_rounds(metric) else 0:
         # A mean over the seeds that have reached the target would be too small.
         return [], f"{NOT_REACHED} ({late} of {len(found)})"
@@ -243,7 +249,7 @@ def _refuse_unknown(study: Study, summaries: Sequence[Mapping[str, Any]]) -> Non
     wanted = {study.metric_of(row, column) for row in study.rows for column in study.columns}
     known = sorted({name for summary in summaries for name, value in summary.items() if isinstance(value, int | float)})
     names = ", ".join(sorted(wanted))
-    if all(map(counts_rounds, wanted)):
+    if all(map(counts_rounds, wanted)) and not any(map(counts_rounds, known)):
         raise RunDirectoryError(f"no run has the metric {names}; run the study with target-accuracy")
     raise RunDirectoryError(
         f"no run has the metric {names}; the keys of summary.json are {', '.join(known)}{nearest(names, known)}"

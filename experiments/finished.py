@@ -30,7 +30,7 @@ class Finished:
         division: What determines the clients and their test data.
         summary: Contents of summary.json.
         has_secure_sums: Whether the numbers of single clients are not known.
-        has_target: Whether the run counts the rounds to a target accuracy.
+        targets: The target accuracies whose rounds the run counts, ascending.
         is_restored: Whether the cell was restored from its record.
     """
 
@@ -40,7 +40,7 @@ class Finished:
     division: Division
     summary: Mapping[str, Any]
     has_secure_sums: bool
-    has_target: bool
+    targets: Sequence[float]
     is_restored: bool
 
     @classmethod
@@ -54,7 +54,7 @@ class Finished:
             division={**division_of(settings, manifest), "data.seed": settings["data.seed"]},
             summary=json.loads((path / "summary.json").read_text()),
             has_secure_sums=has_secure_sums(manifest),
-            has_target=bool(targets_of(settings)),
+            targets=targets_of(settings),
             is_restored=is_restored(path),
         )
 

@@ -58,6 +58,9 @@ def number_of(records: Records, place: Place, key: str) -> float | None:
     recorded = records.cells[place]
     if key.startswith("settings:"):
         value: Any = manifest_of(recorded, records)["settings"][key.removeprefix("settings:")]
+    elif key.startswith("round:"):
+        _, number, name = key.split(":")
+        value = next((line[name] for line in recorded["rounds"] if line["round"] == int(number) and name in line), None)
     else:
         value = recorded["summary"]
         for part in [key] if key in value else key.split("."):

@@ -53,7 +53,7 @@ def with_metric(study: Study, metric: str) -> Study:
             continue
         label = metric if column.label == study.metric else column.label
         if not is_of_both:
-            label = _KIND.sub(f", {metric}", label)
+            label = f"{label}, {metric}" if is_aggregate else _KIND.sub(f", {metric}", label)
         own = f"{metric}{AGGREGATE}" if is_aggregate and is_of_both else ""
         columns.append(replace(column, metric=own, label=label))
     return replace(study, metric=metric, unit=unit_of(metric), columns=columns)

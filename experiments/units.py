@@ -21,7 +21,10 @@ _COSTS = r"(unmask_)?seconds_per_round|peak_memory_mb|.*bytes.*|novel_.*_models|
 _HIGHEST = re.compile(rf"{_of_models(_SCORES)}|novel_.+(?<!_sem)")
 _LOWEST = re.compile(rf"{_of_models(_ERRORS)}|{_COSTS}")
 
-_BOTH = re.compile(rf"(global_test|test|validation|best)_({'|'.join(sorted(_SCORES | _ERRORS))})_aggregate")
+_BOTH = re.compile(
+    rf"((global_test|test|validation|best)_({'|'.join(sorted(_SCORES | _ERRORS))})|backdoor_success|best_round|"
+    rf"best_validation_round)_aggregate"
+)
 
 
 class Choice(Protocol):

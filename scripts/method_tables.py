@@ -54,6 +54,7 @@ OF_ALL_CLASSES = {
 
 PRIV_HFL: Mapping[str, Generated] = {
     "priv-hfl-table-3": Table(records="priv-hfl-table-3", column="mnist", numbers=OF_ALL_CLASSES, paper="paper"),
+    "priv-hfl-table-4": Table(records="priv-hfl-table-4", column="cifar10", numbers=OF_ALL_CLASSES, paper="paper"),
     "convergence": Convergence(),
     "bytes-sent": DualCosts(
         amount="bytes_up_per_client_round",

@@ -27,12 +27,13 @@ from hyperfl_flwr.flower.parent_monitor import end_with_parent
 from hyperfl_flwr.flower.ray_pool import cluster_hosts, replace_dead_actors
 from hyperfl_flwr.models.provenance import keep_sources, method_facts, model_facts, refuse_changed_sources, use_weights
 from hyperfl_flwr.runs import manifest
+from hyperfl_flwr.runs.failures import nobody_text
 from hyperfl_flwr.runs.privacy_statement import statement_text
 from hyperfl_flwr.runs.resume import begun_rounds, refuse_other_nodes, resume_round
 from hyperfl_flwr.runs.run_data import RunData, refuse_changed_data
 from hyperfl_flwr.runs.run_directory import DEPLOYMENT, RunDirectory, new_run_name, read_manifest, refuse_used_directory
 from hyperfl_flwr.runs.summary import summarise
-from hyperfl_flwr.runs.summary_texts import fall_text, majority_text, nobody_text
+from hyperfl_flwr.runs.summary_texts import fall_text, majority_text
 from hyperfl_flwr.runs.targets import target_text
 from hyperfl_flwr.server.federation import Federation, refuse_other_sources
 from hyperfl_flwr.server.membership import Announce, Roster
@@ -187,7 +188,7 @@ def _train(
     directory.write_json("summary.json", summary)
     if text := target_text(read_manifest(directory.path)["settings"], summary):
         announce(f"target-accuracy: {text}")
-    for text in filter(None, (nobody_text(summary), majority_text(summary), fall_text(summary))):
+    for text in filter(None, (nobody_text(directory.path), majority_text(summary), fall_text(summary))):
         log(logging.WARNING, "%s", text)
     if text := statement_text(summary["privacy"]):
         announce(f"privacy: {text}")

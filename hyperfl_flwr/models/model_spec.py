@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Self, get_args
 
 from hyperfl_flwr.core.setting_types import Pooling
@@ -17,6 +17,7 @@ _LARGEST = 10_000
 """Largest number of classes, pixels per side and features that is accepted."""
 
 _LARGEST_MEAN = 1e6
+_LONGEST_NAME = 10_000
 """Largest mean and standard deviation that is accepted (and inverse of the smallest standard deviation).
 
 Normalised samples must not overflow.
@@ -52,7 +53,7 @@ class TargetRecipe:
     task: str = CLASSIFICATION.name
     target_mean: tuple[float, ...] = ()
     target_std: tuple[float, ...] = ()
-    features: tuple[str, ...] = ()
+    features: tuple[str, ...] = field(default=(), repr=False)  # descriptors do not depend on it
 
     SIZES: ClassVar[str] = "shape and number of classes"
     """Description of `sizes` for error messages."""
@@ -97,10 +98,10 @@ class TargetRecipe:
             raise ValueError(f"std must be between {1 / _LARGEST_MEAN:g} and {_LARGEST_MEAN:g}")
         if not all(isinstance(name, str) and name.isprintable() for name in self.classes):
             raise ValueError("names of classes must be printable strings")
-        if self.features and len(self.features) != self.input_shape[0]:
-            raise ValueError(f"{len(self.features)} names of features were given for {self.input_shape[0]} features")
-        if not all(isinstance(name, str) for name in self.features):
-            raise ValueError("names of features must be strings")
+        if not isinstance(self.features, tuple) or len(self.features) not in (0, self.input_shape[0]):
+            raise ValueError(f"features must have {self.input_shape[0]} names, or none")
+        if not all(isinstance(name, str) and len(name) <= _LONGEST_NAME for name in self.features):
+            raise ValueError(f"names of features must be strings of at most {_LONGEST_NAME} characters")
         if not isinstance(self.body, str) or not re.fullmatch("([0-9a-f]{64})?", self.body):
             raise ValueError("body must be a hash of 64 hexadecimal digits, or empty")
         if self.window and not (len(self.window) == 2 and -math.inf < self.window[0] < self.window[1] < math.inf):

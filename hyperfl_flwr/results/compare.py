@@ -19,8 +19,9 @@ from hyperfl_flwr.core.tasks import Task, task_of
 from hyperfl_flwr.results.compared_runs import Run, differing_keys, have_same_clients, read_runs
 from hyperfl_flwr.results.differences import Client, Difference, Scores, Seeds, Spread, numbers_of, scores_of
 from hyperfl_flwr.results.same_clients import have_own_data, namespace, numbers_text
+from hyperfl_flwr.runs.failures import nobody_text
 from hyperfl_flwr.runs.run_directory import has_secure_sums
-from hyperfl_flwr.runs.summary_texts import fall_text, majority_text, nobody_text
+from hyperfl_flwr.runs.summary_texts import fall_text, majority_text
 from hyperfl_flwr.runs.validation import replaces_test_data
 
 LOCAL = "local"
@@ -233,7 +234,8 @@ def _notes(groups: Sequence[Group]) -> list[str]:
             "Nodes have data of their own: clients with equal numbers count as the same ones if they have as many test "
             "samples. Whether these are the same samples is not known."
         )
-    for found in (nobody_text, majority_text, fall_text):
+    notes += [f"{names[run.path]}: {text}." for run in runs if (text := nobody_text(run.path))]
+    for found in (majority_text, fall_text):
         notes += [f"{names[run.path]}: {text}." for run in runs if (text := found(run.summary))]
     notes += _pairing_notes(groups)
     if len(versions := dict.fromkeys(version for run in runs for version in code_versions(run.manifest))) > 1:

@@ -27,7 +27,7 @@ from hyperfl_flwr.pages.render import (
     write_page,
 )
 from hyperfl_flwr.runs.cross_site import CrossSite
-from hyperfl_flwr.runs.failures import away_text, read_failures
+from hyperfl_flwr.runs.failures import away_text, nobody_text, read_failures
 from hyperfl_flwr.runs.kept_models import KeptModels
 from hyperfl_flwr.runs.listed_clients import clients_per_node, is_listed, label_rows
 from hyperfl_flwr.runs.matrix_plot import matrix_figure
@@ -49,7 +49,6 @@ from hyperfl_flwr.runs.summary_texts import (
     fall_text,
     majority_text,
     malicious_text,
-    nobody_text,
     secure_sums_text,
     shares_text,
 )
@@ -112,7 +111,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         personalized=_score_card(summary, "test_accuracy"),
         aggregate=_score_card(summary, "test_accuracy_aggregate"),
         state=_state(manifest, summary),
-        nobody=nobody_text(summary),
+        nobody=nobody_text(path),
         majority=majority_text(summary),
         fall=fall_text(summary),
         malicious=malicious_text(manifest),

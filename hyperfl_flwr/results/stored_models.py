@@ -3,7 +3,7 @@
 from datetime import datetime
 from pathlib import Path
 
-from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.errors import RunDirectoryError, StateError
 from hyperfl_flwr.node.private_state import client_folder
 from hyperfl_flwr.node.saved_models import FILE, KeptModel
 
@@ -42,4 +42,8 @@ def stored_model_folder(states: Path, client: int, experiment: str | None) -> Pa
 def _origin(folder: Path) -> str:
     """Return the method of a client's model and when it was stored, as `fedavg, 2026-01-31 12:00`."""
     stored = datetime.fromtimestamp((folder / FILE).stat().st_mtime)
-    return f"{KeptModel.read(folder).method}, {stored:%Y-%m-%d %H:%M}"
+    try:
+        method = KeptModel.read(folder).method
+    except StateError:
+        method = "unreadable"
+    return f"{method}, {stored:%Y-%m-%d %H:%M}"

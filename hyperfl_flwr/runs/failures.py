@@ -9,9 +9,10 @@ from typing import Any
 
 from hyperfl_flwr.core.errors import DivergedError, RunFailedError
 from hyperfl_flwr.core.plurals import counted
+from hyperfl_flwr.core.tasks import task_of
 from hyperfl_flwr.protocol.arrays import DIVERGED
 from hyperfl_flwr.protocol.update_norms import TOO_LONG
-from hyperfl_flwr.runs.run_directory import read_metrics
+from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
 
 MOST_AWAY = 10
 """Number of clients in the list of those that were away most often."""
@@ -60,6 +61,18 @@ def away_text(path: Path) -> str:
     most = [f"client {client} in {count}" for client, count in away.most_common(MOST_AWAY)]
     more = f" and {counted(len(away) - MOST_AWAY, 'other')}" if len(away) > MOST_AWAY else ""
     return f"{', '.join(most)}{more} of {counted(len(rounds), 'round')}"
+
+
+def nobody_text(path: Path) -> str:
+    """Return a warning if no client finished the last round, which leaves no personalized score of it; else nothing."""
+    rounds = [record for record in read_metrics(path) if record["kind"] == "train"]
+    if not rounds or rounds[-1]["clients"]:
+        return ""
+    score = task_of(read_manifest(path)["settings"]).score_title
+    return (
+        f"no client finished the last round, so that the run has no personalized {score}; see the reasons in failures, "
+        f"and resume the run with more rounds or start a new one"
+    )
 
 
 def run_failed(path: Path, text: str) -> RunFailedError:

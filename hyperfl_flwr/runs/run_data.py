@@ -15,6 +15,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import CLASSIFICATION, Task, task_of
 from hyperfl_flwr.data.sample_format import is_local_data, shape_text, title_of
 from hyperfl_flwr.protocol.messages import DATA_VERSION, printable
+from hyperfl_flwr.protocol.queries import COLUMNS
 from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest
 from hyperfl_flwr.server.federation import Federation
 
@@ -33,6 +34,7 @@ class RunData:
         input_shape: Shape of a sample, (C, H, W) or (D,); None if a manifest of an earlier version does not have it.
         classes: Names of the classes, labels or targets, as reported by the nodes; empty if they have no names.
         are_files: True if each node has a separate file or folder.
+        columns: Hash of the names and the order of the columns of the nodes' CSV files; empty if they have none.
         sha256: SHA-256 of the custom data of a simulation, see `hyperfl_flwr.data.digests.sample_digest`; else empty.
     """
 
@@ -43,6 +45,7 @@ class RunData:
     classes: tuple[str, ...] = ()
     are_files: bool = False
     sha256: str = ""
+    columns: str = ""
 
     @classmethod
     def of(cls, federation: Federation, dataset: str, task: Task = CLASSIFICATION) -> Self:
@@ -66,6 +69,7 @@ class RunData:
             classes=_classes(federation),
             are_files=all(node.properties["partitioned-by"] == "own" for node in federation.nodes),
             sha256=federation.nodes[0].properties.get(DATA_VERSION, ""),
+            columns=next((node.properties[COLUMNS] for node in federation.nodes if COLUMNS in node.properties), ""),
         )
 
     @classmethod
@@ -91,6 +95,7 @@ class RunData:
             found,
             are_files=self.are_files and before.are_files,
             classes=found.classes or self.classes or before.classes,
+            columns=self.columns or before.columns,
         )
 
     def terms(self) -> dict[str, str]:
@@ -102,6 +107,7 @@ class RunData:
         found: dict[str, str] = {}
         if self.num_classes is not None and self.input_shape is not None:
             found |= {"input-shape": str(list(self.input_shape)), "num-classes": str(self.num_classes)}
+        found |= {COLUMNS: self.columns} if self.columns else {}
         return found | ({"classes": str(list(self.classes))} if self.classes else {})
 
     def named_in(self, settings: Mapping[str, Scalar]) -> dict[str, Scalar]:

@@ -165,6 +165,10 @@ def refuse_used_directory(path: Path) -> None:
         ) from None
 
 
+RENAMED = {"ppsgd.head-learning-rate": "ppsgd.classifier-learning-rate"}
+"""Settings that manifests of earlier versions have by another name."""
+
+
 def read_manifest(path: Path) -> dict[str, Any]:
     """Read the manifest of a run folder.
 
@@ -178,6 +182,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(file.read_text())
         manifest["settings"], manifest["experiment"]
+        for part in ("settings", "resolved"):
+            if part in manifest:
+                manifest[part] = {RENAMED.get(key, key): value for key, value in manifest[part].items()}
     except (ValueError, KeyError, TypeError) as error:
         problem = f"{type(error).__name__}: {error}"
         raise StateError(f"{file} is damaged ({problem}); restore it from a copy or start a new run") from None

@@ -27,17 +27,6 @@ def majority_text(summary: Mapping[str, Any]) -> str:
     )
 
 
-def nobody_text(summary: Mapping[str, Any]) -> str:
-    """Return a warning if no client finished the last round, which leaves no personalized score of it; else nothing."""
-    task = task_of(summary)
-    if summary[task.key("test_accuracy")] is not None or summary.get(task.key("test_accuracy_num_clients"), 1):
-        return ""
-    return (
-        f"no client finished the last round, so that the run has no personalized {task.score_title}; see the reasons "
-        f"in failures, and resume the run with more rounds or start a new one"
-    )
-
-
 def fall_text(summary: Mapping[str, Any]) -> str:
     """Return a warning if the mean personalized score was higher in an earlier round; else nothing."""
     task = task_of(summary)

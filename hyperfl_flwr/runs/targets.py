@@ -11,6 +11,9 @@ from hyperfl_flwr.runs.run_directory import Record
 
 _LABELS = {"rounds_to_target": "personalized", "rounds_to_target_aggregate": "aggregate"}
 
+PLAIN = tuple(_LABELS)
+"""Names of the numbers of rounds to the highest target."""
+
 _NAME = re.compile(r"rounds_to_target(_[\d.e-]+)?(_aggregate)?")
 
 

@@ -224,7 +224,7 @@ def agree(
         known: Required values of the run's settings, or of its rounds before; the nodes do not decide about these.
     """
     found = Agreement(terms={**(terms or {}), **known}, known=known)
-    for key in TERMS if terms is None else ():
+    for key in TERMS:
         if key in found.terms:
             continue
         holders: dict[str, list[int]] = {}
@@ -233,7 +233,7 @@ def agree(
                 holders.setdefault(_text(node, key), []).append(node.partition)
         ranked = Counter({value: len(numbers) for value, numbers in holders.items()}).most_common(2)
         # In a tie there is no majority, and the first node to reply must not decide.
-        if len(ranked) == 2 and ranked[0][1] == ranked[1][1]:
+        if terms is None and len(ranked) == 2 and ranked[0][1] == ranked[1][1]:
             found.split[TERMS[key]] = holders
         elif ranked:
             found.terms = {**found.terms, key: ranked[0][0]}

@@ -115,7 +115,7 @@ def novel_nodes(grid: Grid, timeout: float, *, joins: bool) -> tuple[list[Node],
     """
     found = greet(grid, timeout, novel=True)
     nodes = [node for node in found if bool(node.properties.get(JOINS)) == joins]
-    uses = Counter(node.partition for node in nodes)
+    uses = Counter(node.partition for node in nodes if list(node.clients) == [node.partition])
     problems = {
         node.id: "its node reports other clients than its own; start a novel node of this version"
         if list(node.clients) != [node.partition]

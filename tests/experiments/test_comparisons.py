@@ -132,9 +132,18 @@ def test_a_target_that_was_not_reached_is_in_the_table(quick_study, tmp_path):
     path.write_text(json.dumps(fedprox | {"rounds_to_target_0.46_aggregate": None}))
     (line,) = [line for line in markdown(collect(study, begun, folder)).splitlines() if line.startswith("| FedProx")]
     assert "| not reached (1 of 1) / 143.67" in line
-    with pytest.raises(
-        RunDirectoryError, match=r"no run has the metric rounds_to_target_0\.9"
-    ):  # not one of the targets
+    assert "rounds_to_target_0.01" in fedprox
+    again = path.parent.with_name("seed-1")
+    shutil.copytree(path.parent, again)
+    manifest = json.loads((again / "manifest.json").read_text())
+    manifest["settings"] |= {"seed": 1, "target-accuracy": 0.02}
+    (again / "manifest.json").write_text(json.dumps(manifest))
+    (again / "summary.json").write_text(json.dumps(fedprox | {"rounds_to_target_aggregate": 1}))
+    path.write_text(json.dumps(fedprox | {"rounds_to_target_aggregate": 1}))
+    with pytest.raises(RunDirectoryError, match=r"the seeds of fedprox, final have different targets, 0\.01 and 0\.02"):
+        collect(study, begun, folder, mix=True)
+    shutil.rmtree(again)
+    with pytest.raises(RunDirectoryError, match=r"no run has the metric rounds_to_target_0\.9; the keys of"):
         collect(with_metric(study, "rounds_to_target_0.9"), begun, folder)
     other = quick_study("personalized")
     with pytest.raises(

@@ -11,6 +11,7 @@ from experiments.prepared_data import refuse_missing
 from experiments.study import load_study, parse_study
 from experiments.sweep import make_sweep, parse_grid, refuse_chosen, sweep_text
 from experiments.tables import with_metric
+from experiments.units import has_aggregate
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 
 TINY = ("data.train-samples=20", "data.test-samples=10", "local-epochs=1", "batch-size=10")
@@ -83,6 +84,9 @@ def test_another_number_of_a_sweep_is_that_of_each_column(tmp_path: Path) -> Non
     assert [study.metric_of(study.rows[0], column) for column in study.columns] == [
         "test_balanced_accuracy", "test_balanced_accuracy_aggregate",
     ]  # fmt: skip
+    for metric in ("backdoor_success", "best_round", "best_accuracy", "rounds_to_target", "validation_mse"):
+        assert has_aggregate(metric), metric
+    assert not has_aggregate("test_accuracy_std")
 
 
 @pytest.mark.parametrize("metric", ["test_accuracy_aggregate", "test_accuracy_worst", "bytes_up_per_client_round"])
@@ -92,6 +96,9 @@ def test_a_number_without_two_forms_is_shown_once(metric: str, tmp_path: Path) -
     study = with_metric(parse_study(text, tmp_path / "sweep.toml"), metric)
     assert [column.label for column in study.columns] == [f"digits, {metric}", f"mine, {metric}"]
     assert {study.metric_of(study.rows[0], column) for column in study.columns} == {metric}
+    own = '[rows.fedavg]\n[columns.a]\n[columns.b]\nlabel = "received"\nmetric = "test_accuracy_aggregate"\n'
+    apart = with_metric(parse_study(own, tmp_path / "apart.toml"), metric)
+    assert apart.columns[1].label == f"received, {metric}"
     alone = with_metric(parse_study("[rows.fedavg]\n", tmp_path / "mine.toml"), metric)
     assert [(column.label, alone.metric_of(alone.rows[0], column)) for column in alone.columns] == [(metric, metric)]
 

@@ -164,6 +164,7 @@ LISTED = SampleFormat(classes=("0", "1"))
             UNCHANGED,
             ["1/x.png is a link to /nowhere/x.png, which is missing", "or remove the link"],
         ),
+        (lambda f: (f / "9").symlink_to("/nowhere"), UNCHANGED, ["9 is a link to /nowhere, which is missing"]),
         (lambda f: save(f / "a.png"), UNCHANGED, ["a.png: an image must lie in a folder named after its class"]),
         (lambda f: (f / "9").mkdir(), UNCHANGED, ["9 must contain images", "or list the federation's classes"]),
         (lambda f: None, LISTED, ["data.classes, 0,1, but also has 2", "rename or remove them"]),
@@ -200,6 +201,15 @@ def test_unfit_folders_are_refused(change, sample_format, parts, tmp_path: Path)
         read(folder, sample_format)
     assert str(folder) in str(caught.value)
     assert all(part in str(caught.value) for part in parts), caught.value
+
+
+def test_classes_may_be_called_as_parts_of_a_division_if_they_are_named(tmp_path: Path) -> None:
+    for name in ("valid", "testing"):
+        for number in range(4):
+            save(tmp_path / "mine" / name / f"{number}.png", value=number)
+    with pytest.raises(DataError, match="must have folders train and test, or those of the classes, but has testing, v"):
+        read(tmp_path / "mine")
+    assert len(read(tmp_path / "mine", SampleFormat(classes=("testing", "valid"))).train) == 6
 
 
 def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.data.sample_format import SampleFormat
 from hyperfl_flwr.data.sources.csv_table import read_table
+from hyperfl_flwr.data.unlabelled import read_unlabelled
 
 ROWS = ["age,label,size", *(f"{number},{'sick' if number % 2 else 'calm'},{number / 4}" for number in range(12))]
 
@@ -209,11 +210,11 @@ def test_a_table_from_training_to_predictions(call, tmp_path):
     for file, reason in (
         (
             swapped,
-            "the same columns in another order than the model was trained on: feature 1 is mean_texture, and ",
+            "the same columns in another order than the model was trained on: feature 1 is 'mean_texture', and ",
         ),
         (
             renamed,
-            "other columns than the model was trained on: feature 4 is area, and was mean_area; give the",
+            "other columns than the model was trained on: feature 4 is 'area', and was 'mean_area'; give",
         ),
     ):
         for words in (
@@ -223,6 +224,17 @@ def test_a_table_from_training_to_predictions(call, tmp_path):
             code, _, problem = call(*words)
             assert (code, reason in " ".join(problem.split())) == (2, True), problem
     assert not list(tmp_path.glob("none*"))
+
+
+def test_a_servers_names_are_quoted_and_cut(tmp_path):
+    """In the owner's log they would be lines of their own."""
+    table = write(tmp_path, ROWS)
+    with pytest.raises(DataError) as caught:
+        read_unlabelled(table, (2,), features=("age", "\x1b[2J\nINFO all is well " + "x" * 1000))
+    text = str(caught.value)
+    assert "feature 2 is 'size', and was '\\x1b[2J\\nINFO all is well xxx" in text
+    assert "\n" not in text
+    assert len(text) < 300 + len(str(table))
 
 
 def test_nodes_report_their_columns_as_a_hash(tmp_path):

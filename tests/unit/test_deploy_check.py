@@ -312,6 +312,9 @@ def test_data_that_can_be_read_are_described(deployment: Deployment) -> None:
     found, *others = [each for each in look(_settings(deployment, limits))["data"] if each.level is Level.ERROR]
     assert found.text == "24 samples are fewer than min-samples = 100, so that no round is answered"
     assert (found.remedy, others) == ("lower min-samples in node.toml", [])
+    few = 'data = "npz:mine.npz"\nmin-test-samples = 7'  # a node with a privacy budget sends no accuracies
+    for more, levels in (("", {Level.OK, Level.ERROR}), ("\nmax-epsilon = 4.0", {Level.OK})):
+        assert {each.level for each in look(_settings(deployment, few + more))["data"]} == levels
 
 
 def test_a_folder_of_images_is_described_and_a_damaged_image_named(deployment: Deployment) -> None:

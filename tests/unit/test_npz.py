@@ -93,6 +93,7 @@ def test_other_keys_and_narrow_labels_are_taken(tmp_path):
     content = arrays()
     plain = load(tmp_path, **content)
     narrow = content | {"labels": content["labels"].astype(np.uint8), "font": np.arange(40, dtype=np.uint16)}
+    narrow |= {"labels_2": np.arange(40), "train_images": np.zeros(3), "groups0": np.arange(40)}  # labels is there, too
     narrow |= {"sample": np.arange(40), "group_names": np.array(["a"]), "x_test": np.zeros(3)}
     dataset = load(tmp_path, **narrow)
     assert dataset is not plain

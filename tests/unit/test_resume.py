@@ -154,6 +154,16 @@ def test_missing_or_damaged_private_state_is_told(resume: Resume, finished: Path
         resume()
 
 
+def test_a_run_of_before_a_setting_was_renamed_goes_on(federate: Federate, finished: Path) -> None:
+    """Manifests have all settings, those of other methods, too."""
+    file = finished / "manifest.json"
+    assert "ppsgd.classifier-learning-rate" in read_manifest(finished)["settings"]
+    file.write_text(file.read_text().replace("ppsgd.classifier-learning-rate", "ppsgd.head-learning-rate"))
+    assert "ppsgd.classifier-learning-rate" in read_manifest(finished)["settings"]
+    federate("hyperfl", num_rounds=3, checkpoint_every=1, resume=str(finished))
+    assert last_checkpoint(finished)[1].round == 3
+
+
 def test_a_run_whose_records_are_gone_does_not_go_on(federate: Federate, finished: Path) -> None:
     """Its summary would be of the rounds that are left; nothing in its folder is changed."""
     file = finished / "metrics.jsonl"

@@ -373,6 +373,26 @@ def test_a_node_whose_csv_file_has_other_columns_is_refused(make_roster: Callabl
     assert refusal.number == 1
     reason = "its hash of the names and the order of the CSV columns is bbbb"
     assert refusal.reason.startswith(reason)
+    resumed = RunData.read({"data": RunData.of(roster.federation, "digits").entry()}).terms()
+    assert resumed["columns"] == "a" * 64
+
+
+def test_columns_that_no_node_had_at_the_start_are_the_first_nodes(make_roster: Callable[..., Roster]) -> None:
+    """Of two nodes with CSV files that join nodes without, one decides, and the other must have the same columns."""
+    changes: list[dict[str, Any]] = [{}, {}, {"columns": "a" * 64}, {"columns": "b" * 64}]
+    answers = {
+        node: [says(introduction(number, 4, 8, **change))]
+        for number, (node, change) in enumerate(zip((A, B, C, C + 1), changes, strict=True))
+    }
+    grid = ScriptedGrid(answers)
+    grid.present = [A, B]
+    roster = make_roster(grid, num_clients=8, min_nodes=2)
+    roster.gather()
+    assert there(roster) == [0, 1]
+    grid.present = [A, B, C, C + 1]
+    roster.refresh(1)
+    assert there(roster) == [0, 1, 2]
+    assert [refusal.number for refusal in roster.refused] == [3]
 
 
 def test_no_side_has_most_nodes(make_roster: Callable[..., Roster]) -> None:

@@ -15,9 +15,10 @@ from hyperfl_flwr.launch.contract.grids import round_of
 from hyperfl_flwr.protocol.messages import CLIENTS, Failure, Report, Request
 from hyperfl_flwr.results.compare import compare
 from hyperfl_flwr.results.report import write_report
+from hyperfl_flwr.runs.failures import nobody_text
 from hyperfl_flwr.runs.run_directory import read_metrics
 from hyperfl_flwr.runs.summary import summarise
-from hyperfl_flwr.runs.summary_texts import fall_text, majority_text, nobody_text
+from hyperfl_flwr.runs.summary_texts import fall_text, majority_text
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 TEXT = "the personalized accuracy, 90.00 %, is not above 91.00 %, that of always saying each client's most common class"
@@ -60,12 +61,12 @@ def test_a_last_round_without_a_client_is_named(federate: Federate) -> None:
     run = federate("fedavg", num_rounds=3, grid=FailingGrid, failure_budget=0.5)
     summary = json.loads((run / "summary.json").read_text())
     assert summary["test_accuracy"] is None
-    text = nobody_text(summary)
+    text = nobody_text(run)
     assert text.startswith("no client finished the last round, so that the run has no personalized accuracy; see the ")
     assert f"WARNING {text}" in (run / "server.log").read_text()
     assert "No client finished the last round" in write_report(run).read_text()
     whole = federate("fedavg", num_rounds=3)
-    assert nobody_text(json.loads((whole / "summary.json").read_text())) == ""
+    assert nobody_text(whole) == ""
     notes = compare([run, whole]).notes
     assert [note for note in notes if "no client finished" in note] == [f"{run.name}: {text}."]
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.dataset import IntArray
-from hyperfl_flwr.data.sources.image_folder import Images, class_folders
+from hyperfl_flwr.data.sources.class_folders import Images, class_folders
 
 UNUSED = "NA"
 """User of an image that a split does not use."""

@@ -11,6 +11,9 @@ LABEL, CLIENT, GROUP, WEIGHT, SPLIT = "label", "client", "group", "sample_weight
 LABELS = f"{LABEL}:"
 """Start of the names of several columns of labels or targets, before the name of each."""
 
+_LONGEST = 60
+"""Most characters of a name in an error; the other name may come from a server."""
+
 _RESERVED = (LABEL, CLIENT, GROUP, WEIGHT, SPLIT)
 
 _MEANT = {"labels": LABEL, "clients": CLIENT, "groups": GROUP, **{name: name for name in _RESERVED}}
@@ -61,7 +64,7 @@ def require_features(found: Sequence[str], expected: Sequence[str], path: str) -
     if not (found and expected) or tuple(found) == tuple(expected):
         return
     place = next(i for i, pair in enumerate(itertools.zip_longest(found, expected)) if pair[0] != pair[1])
-    names = [names[place] if place < len(names) else "none" for names in (found, expected)]
+    names = [repr(names[place])[:_LONGEST] if place < len(names) else "none" for names in (found, expected)]
     same = "the same columns in another order" if sorted(found) == sorted(expected) else "other columns"
     raise DataError(
         f"{path} has {same} than the model was trained on: feature {place + 1} is {names[0]}, and was {names[1]}; give "

@@ -34,6 +34,7 @@ from hyperfl_flwr.data.grouped_split import (
     split_groups,
 )
 from hyperfl_flwr.data.sample_format import HALF, SampleFormat
+from hyperfl_flwr.data.sources.class_folders import Images, class_folders
 from hyperfl_flwr.data.sources.image_files import (
     SUFFIXES,
     Misfit,
@@ -50,9 +51,6 @@ WINDOW = (
     "largest are {})"
 )
 """What to do about images with more than 8 bits."""
-
-Images = Mapping[str, Sequence[Path]]
-"""Image files by the name of their class."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,10 +73,6 @@ class Part:
         return Part(files=[self.files[number] for number in numbers], labels=self.labels[numbers], groups=groups)
 
 
-_PARTS = ("train", "training", "val", "valid", "validation", "test", "testing")
-"""Names of folders, in small letters, that no class has if all folders have one."""
-
-
 def read_class_folders(name: str, path: Path, sample_format: SampleFormat) -> Dataset:
     """Read a folder of class folders.
 
@@ -94,7 +88,7 @@ def read_class_folders(name: str, path: Path, sample_format: SampleFormat) -> Da
         DataError: If the folder has another structure, a class that was not agreed on or a class without images, or if
             an image is damaged or does not fit.
     """
-    parts = class_folders(path)
+    parts = class_folders(path, sample_format.classes or ())
     _check_classes(path, parts, sample_format.classes)
     classes = sample_format.classes or tuple(sorted({label for images in parts.values() for label in images}))
     labelled = _grouped(path, {part: _labelled(images, classes) for part, images in parts.items()}, sample_format)
@@ -136,41 +130,6 @@ def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         raise DataError(f"{path} must be an existing folder; check the path after folder:")
     return files_below(path)
-
-
-def class_folders(path: Path) -> dict[str, Images]:
-    """Return the images of `train` and `test`, or of `all` if the owner has not divided them.
-
-    Raises:
-        DataError: If there is only one of the folders `train` and `test`, they have other names, or an image lies in no
-            folder of a class.
-    """
-    folders = {entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")}
-    others = sorted(folders - {"train", "test"})
-    if others and not {"train", "test"} <= folders and all(name.lower() in _PARTS for name in folders):
-        raise DataError(
-            f"{path} must have folders train and test, or those of the classes, but has {', '.join(sorted(folders))}; "
-            f"call the folders with the training and the test images train and test"
-        )
-    named = [part for part in ("train", "test") if (path / part).is_dir()]
-    if len(named) == 1:
-        raise DataError(
-            f"{path} must have both folders train and test, or neither, but has only {named[0]}; add the other one, or "
-            f"put the folders of the classes into {path} for an automatic split"
-        )
-    if named:
-        return {part: _by_class(path / part) for part in named}
-    return {"all": _by_class(path)}
-
-
-def _by_class(folder: Path) -> Images:
-    """Return the images below each class folder of `folder`, by class."""
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if misplaced := [entry for entry in sorted(folder.iterdir()) if is_image(entry) and not entry.name.startswith(".")]:
-        raise DataError(f"{misplaced[0]}: an image must lie in a folder named after its class, below {folder}; move it")
-    if not names:
-        raise DataError(f"{folder} must contain a folder of images for each class, but has no folders; add them")
-    return {name: [file for file in files_below(folder / name) if is_image(file)] for name in names}
 
 
 def _check_classes(path: Path, parts: Mapping[str, Images], listed: tuple[str, ...] | None) -> None:

@@ -168,7 +168,7 @@ def read_targets(path: Path, count: int, task: Task) -> Targets | None:
 def _read_arrays(path: Path) -> RawArrays:
     """Read all known arrays of the file, and check that none is missing or misspelt."""
     arrays, others = _open(path)
-    refuse_near_keys(others, _KEYS, path)
+    refuse_near_keys(others, [key for key in _KEYS if key not in arrays], path)
     if missing := _missing(arrays):
         raise wrong(
             path,

@@ -177,7 +177,7 @@ def refuse_near_keys(names: Iterable[str], known: Collection[str], path: Path) -
 
     Args:
         names: The keys of the file that are not known.
-        known: The known keys.
+        known: The known keys that the file does not have.
         path: The file, for errors.
 
     Raises:
@@ -190,7 +190,7 @@ def refuse_near_keys(names: Iterable[str], known: Collection[str], path: Path) -
 
 def _meant(name: str) -> str:
     """Return a key in the form of the known ones: in small letters and in the plural, with `test_` first."""
-    words = [word for word in re.split("[^a-z]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()) if word]
+    words = [word for word in re.split(r"[\W_]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()) if word]
     is_test = "test" in words
     words = [word for word in words if word not in ("test", "train", "sample", "samples")]
     return "_".join(["test"] * is_test + [word.removesuffix("s") + "s" for word in words])
