@@ -207,7 +207,7 @@ def test_classes_may_be_called_as_parts_of_a_division_if_they_are_named(tmp_path
     for name in ("valid", "testing"):
         for number in range(4):
             save(tmp_path / "mine" / name / f"{number}.png", value=number)
-    with pytest.raises(DataError, match="must have folders train and test, or those of the classes, but has testing, v"):
+    with pytest.raises(DataError, match="must have folders train and test, or those of the classes, but has testing"):
         read(tmp_path / "mine")
     assert len(read(tmp_path / "mine", SampleFormat(classes=("testing", "valid"))).train) == 6
 
