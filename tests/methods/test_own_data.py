@@ -117,7 +117,7 @@ def test_the_data_set_that_nobody_used_is_named_nowhere(
     assert json.loads((run / "summary.json").read_text())["dataset"] == TITLE
     assert read_manifest(run)["data"] == {
         "source": "nodes", "title": TITLE, "num_classes": 10, "input_shape": [1, 8, 8],
-        "classes": CLASSES.split(","), "are_files": True, "sha256": "",
+        "classes": CLASSES.split(","), "are_files": True, "sha256": "", "columns": "",
     }  # fmt: skip
     page = Page(write_report(run).read_text())
     assert page.title == f"fedavg on {TITLE}"

@@ -204,7 +204,10 @@ def test_a_round_with_too_few_replies_changes_nothing(federate: Federate) -> Non
     assert [row["clients"] for row in rows] == [5, 0, 5]
     assert [sorted(shares) for shares in shares_of(run)] == [list("01234"), [], list("01234")]
     texts = [path.read_text() for path in sorted((run / "failures").iterdir())]
-    assert sum("needs 5 nodes, if 1 of 5 may be malicious (robust.byzantine), and 4 replied" in text for text in texts) == 4
+    assert (
+        sum("needs 5 nodes, if 1 of 5 may be malicious (robust.byzantine), and 4 replied" in text for text in texts)
+        == 4
+    )
     first = federate("fedrep", 5, num_rounds=1, **settings)
     assert exact(arrays_after(run, 2)) == exact(last_checkpoint(first)[0])
     assert last_checkpoint(run)[1].versions == dict.fromkeys(range(5), 3)
