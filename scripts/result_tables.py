@@ -148,7 +148,11 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
     "results/hyperfl.md": {
         "table-1-fashion-mnist-20": TABLE_1,
         "after-20-rounds": Table(
-            records="table-1-after-20", column="fashion-mnist-20", numbers=AFTER_20, paper=AFTER_200
+            records="table-1-after-20",
+            column="fashion-mnist-20",
+            numbers=AFTER_20,
+            paper=AFTER_200,
+            rows=("local", "fedavg", "pfedhn", "pfedhn-pc", "fedrep", "hyperfl", "hyperfl-torch"),
         ),
     },
     "results/rates.md": {
