@@ -13,7 +13,7 @@ from experiments.study import Cell, Study
 from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.runs.run_directory import read_manifest
+from hyperfl_flwr.runs.run_directory import read_manifest, with_present_names
 
 DESCRIPTION = "study.json"
 """Name of the file, in a study's folder, with the settings that the folder was created with."""
@@ -84,8 +84,9 @@ def _description(folder: Path) -> dict[str, Any]:
     file = folder / DESCRIPTION
     try:
         found = json.loads(file.read_text())
+        found["changes"] = with_present_names(found["changes"])
         StudyManifest(**found)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         remedy = "remove the file and repeat the `hyperfl study` that made the folder: finished cells are kept"
         raise RunDirectoryError(f"{file} is damaged ({type(error).__name__}: {error}); {remedy}") from None
     return dict(found)

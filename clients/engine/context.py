@@ -64,8 +64,8 @@ class ClientContext:
     std: Sequence[float] = ()
     round: int = 0
     classes: tuple[str, ...] = ()
-    target_mean: tuple[float, ...] = ()
     features: tuple[str, ...] = ()
+    target_mean: tuple[float, ...] = ()
     target_std: tuple[float, ...] = ()
     keeps_model: bool = False
     trained_on: Callable[[], Digests] = lambda: np.zeros(0, np.uint64)
@@ -97,8 +97,8 @@ def client_setting(
         std=data.dataset.std,
         own_statistics=data.dataset.own_statistics,
         classes=data.dataset.classes or class_names(config.dataset, data.dataset.num_classes),
-        target_mean=data.dataset.target_mean,
         features=data.dataset.features,
+        target_mean=data.dataset.target_mean,
         target_std=data.dataset.target_std,
     )
 

@@ -138,7 +138,7 @@ class FederationConfig(Section):
     @field_validator("target_accuracy")
     @classmethod
     def _target_accuracy(cls, value: float | str) -> float | str:
-        parts = value.split(",") if isinstance(value, str) else [f"{value:f}"]
+        parts = value.split(",") if isinstance(value, str) else [f"{value:.12f}"]
         targets = {float(part) for part in parts if re.fullmatch(r"\d*\.?\d+", part)}
         if len(targets) < len(parts) or max(targets) > 1 or (0 in targets and value != 0):
             allowed = "a number in [0, 1], or several above 0, each once, with commas between them"

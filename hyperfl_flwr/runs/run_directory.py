@@ -169,6 +169,11 @@ RENAMED = {"ppsgd.head-learning-rate": "ppsgd.classifier-learning-rate"}
 """Settings that manifests of earlier versions have by another name."""
 
 
+def with_present_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of an earlier version by their present names."""
+    return {RENAMED.get(key, key): value for key, value in settings.items()}
+
+
 def read_manifest(path: Path) -> dict[str, Any]:
     """Read the manifest of a run folder.
 
@@ -184,8 +189,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
         manifest["settings"], manifest["experiment"]
         for part in ("settings", "resolved"):
             if part in manifest:
-                manifest[part] = {RENAMED.get(key, key): value for key, value in manifest[part].items()}
-    except (ValueError, KeyError, TypeError) as error:
+                manifest[part] = with_present_names(manifest[part])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         problem = f"{type(error).__name__}: {error}"
         raise StateError(f"{file} is damaged ({problem}); restore it from a copy or start a new run") from None
     return manifest

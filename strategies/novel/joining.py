@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from hyperfl_flwr.config.joining import inherited
 from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.protocol.arrays import SharedArrays, num_bytes
-from hyperfl_flwr.protocol.messages import group_of
+from hyperfl_flwr.protocol.messages import Failure, group_of
 from hyperfl_flwr.protocol.queries import JOIN, JOINING, RECIPE, JoiningStep
 from hyperfl_flwr.server.federation import Federation
 from strategies.engine.query_clients import Answers, Query, ask
@@ -61,12 +61,12 @@ def join_clients(grid: Grid, strategy: PFedHN, recipe: TargetRecipe, rounds: int
     Raises:
         RunFailedError: If joining nodes are missing, or a client got no model; the other clients have theirs.
     """
-    nodes, failures = novel_nodes(grid, timeout, joins=True)
-    number_of_nodes = len(nodes) + len(failures)
+    nodes, refused = novel_nodes(grid, timeout, joins=True)
     context = replace(strategy.context, federation=Federation(nodes))
-    clients = [client for node in context.federation.nodes for client in node.clients]
+    clients = [client for node in nodes for client in node.clients]
     embeddings = {client: strategy.new_embedding(recipe.target) for client in clients}
     settings = json.dumps(inherited(context.config.flat()))
+    failures: list[Failure] = []
 
     def step(number: int, *, is_last: bool) -> Answers:
         gone = {failure.client for failure in failures}
@@ -91,7 +91,7 @@ def join_clients(grid: Grid, strategy: PFedHN, recipe: TargetRecipe, rounds: int
             embeddings[client].update(change)
     last = step(rounds + 1, is_last=True)
     # Failures are raised last, so that one node cannot keep the others from their models.
-    refuse_failures(failures, number_of_nodes)
+    refuse_failures([*refused, *failures], len(clients) + len(refused))
     size = {
         client: num_bytes({name: value.numpy() for name, value in embeddings[client].generate().items()})
         for client in clients

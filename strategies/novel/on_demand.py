@@ -69,7 +69,7 @@ def serve(grid: Grid, strategy: ITPFL, encoder: ArrayRecord, recipe: Recipe, tim
         RunFailedError: If novel nodes are missing, or a node could not be served; the other nodes have their models.
     """
     # The federation of the training nodes is replaced: only novel nodes receive queries here.
-    nodes, failures = novel_nodes(grid, timeout, joins=False)
+    nodes, refused = novel_nodes(grid, timeout, joins=False)
     context = replace(strategy.context, federation=Federation(nodes))
     clients = [client for node in context.federation.nodes for client in node.clients]
     records = {RECIPE: ConfigRecord(recipe.values())}
@@ -82,7 +82,7 @@ def serve(grid: Grid, strategy: ITPFL, encoder: ArrayRecord, recipe: Recipe, tim
     query = Query(kind=PERSONALIZE, clients=list(models), expected={}, per_client=models, records=records)
     personalized = ask(grid, context, strategy.progress.round, query)
     # Failures are raised last, so that one node cannot keep the others from their models.
-    refuse_failures([*failures, *described.failures, *personalized.failures], len(clients) + len(failures))
+    refuse_failures([*refused, *described.failures, *personalized.failures], len(clients) + len(refused))
     return [
         PersonalizedModel(
             client=client,
@@ -108,7 +108,7 @@ def novel_nodes(grid: Grid, timeout: float, *, joins: bool) -> tuple[list[Node],
         joins: True for nodes that join a finished run, False for those that receive models on demand.
 
     Returns:
-        The nodes to serve, and a failure for each of the others.
+        The nodes to serve, and a failure for each of the others, which may have the number of one that is served.
 
     Raises:
         RunFailedError: If nodes are missing.

@@ -20,7 +20,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.launch.contract.folders import files_below
 from hyperfl_flwr.launch.contract.leaks import leaks
-from hyperfl_flwr.protocol.messages import PER_CLIENT_ARRAYS, record_of
+from hyperfl_flwr.protocol.messages import PER_CLIENT_ARRAYS, PROPERTIES, record_of
 from hyperfl_flwr.protocol.queries import JOIN
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
@@ -191,6 +191,25 @@ def test_nodes_with_owners_join(run: Path, mine: Path, tmp_path: Path) -> None:
     with pytest.raises(RunFailedError, match=r"1 of 2 novel .*; client 0: the owner .* has set max-epsilon"):
         list(join_nodes(OwnedGrid(careful, config.flat()), config))
     assert not (tmp_path / "careful" / "model.safetensors").exists()
+
+
+def test_a_node_that_claims_another_ones_number_takes_nothing_from_it(run: Path, mine: Path, tmp_path: Path) -> None:
+    """It is refused for its clients, and the node whose number it claims joins."""
+    grid = OwnedGrid([node_of(mine, tmp_path / str(number)) for number in (0, 1)])
+    answer = grid.answer
+
+    def forged(message: Message) -> Message:
+        reply = answer(message)
+        if message.metadata.message_type == "query.hello" and message.metadata.dst_node_id == 1001:
+            reply.content[PROPERTIES] = ConfigRecord({**reply.content[PROPERTIES], "partition": 0, "clients": [2]})
+        return reply
+
+    grid.answer = forged  # type: ignore[method-assign]
+    with pytest.raises(
+        RunFailedError, match=r"^1 of 2 novel .*; client 0: its node reports other clients than its own"
+    ):
+        open_joinable(run).join(grid, 1)
+    assert [(tmp_path / str(number) / "model.safetensors").exists() for number in (0, 1)] == [True, False]
 
 
 def test_a_node_replaces_joined_models_only(run: Path, mine: Path, tmp_path: Path) -> None:

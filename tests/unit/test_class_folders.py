@@ -165,6 +165,11 @@ LISTED = SampleFormat(classes=("0", "1"))
             ["1/x.png is a link to /nowhere/x.png, which is missing", "or remove the link"],
         ),
         (lambda f: (f / "9").symlink_to("/nowhere"), UNCHANGED, ["9 is a link to /nowhere, which is missing"]),
+        (
+            lambda f: (f / "1" / "p7").symlink_to("/nowhere"),
+            UNCHANGED,
+            ["1/p7 is a link to /nowhere, which is missing"],
+        ),
         (lambda f: save(f / "a.png"), UNCHANGED, ["a.png: an image must lie in a folder named after its class"]),
         (lambda f: (f / "9").mkdir(), UNCHANGED, ["9 must contain images", "or list the federation's classes"]),
         (lambda f: None, LISTED, ["data.classes, 0,1, but also has 2", "rename or remove them"]),
@@ -225,7 +230,8 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     assert sorted(pixels) == [*range(8), *range(10, 18), *range(20, 28)]
     save(tmp_path / "elsewhere" / "8.png", value=8)
     assert len(read(tmp_path / "own").train) + len(read(tmp_path / "own").test) == 25
-    (tmp_path / "own" / "calm" / "notes.txt").symlink_to("/nowhere")  # no image
+    for name in ("calm/notes.txt", "notes.txt", ".#lock", "calm/.#lock"):  # none is an image or a folder
+        (tmp_path / "own" / name).symlink_to("/nowhere")
     assert len(read(tmp_path / "own").train) + len(read(tmp_path / "own").test) == 25
 
 

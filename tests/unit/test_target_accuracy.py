@@ -129,7 +129,7 @@ def test_a_target_is_a_share(federate: Federate) -> None:
         federate("fedavg", target_accuracy=80.0)
 
 
-@pytest.mark.parametrize("given", ["0.5,80", "0,0.5", "0.5,", "", "0.5,0.50", "0.5;0.6", "nan", "0.5,1.01", -0.1])
+@pytest.mark.parametrize("given", ["0.5,80", "0,0.5", "0.5,", "", "0.5,0.50", "0.5;0.6", "nan", "0.5,1.01", -0.1, 1.5])
 def test_several_targets_are_shares(given: str | float) -> None:
     with pytest.raises(ConfigError, match=rf"target-accuracy must be a number in .*between them; got {given!r}$"):
         RunConfig.from_flat({**default_settings(), "target-accuracy": given})

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from hyperfl_flwr.core.errors import DataError
-from hyperfl_flwr.data.sources.image_files import files_below, is_image
+from hyperfl_flwr.data.sources.image_files import files_below, is_image, refuse_dead_link
 
 Images = Mapping[str, Sequence[Path]]
 """Image files by the name of their class."""
@@ -17,11 +17,10 @@ def class_folders(path: Path, classes: Collection[str] = ()) -> dict[str, Images
     """Return the images of `train` and `test`, or of `all` if the owner has not divided them.
 
     Raises:
-        DataError: If there is only one of the folders `train` and `test`, they have other names, or an image lies in no
-            folder of a class.
+        DataError: If there is only one of the folders `train` and `test`, they have other names, an image lies in no
+            folder of a class, or a link leads nowhere.
     """
-    _refuse_dead_links(path)
-    folders = {entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")}
+    folders = set(_folders(path))
     others = sorted(folders - {"train", "test", *classes})
     if others and not {"train", "test"} <= folders and all(name.lower() in _PARTS for name in folders):
         raise DataError(
@@ -39,19 +38,18 @@ def class_folders(path: Path, classes: Collection[str] = ()) -> dict[str, Images
     return {"all": _by_class(path)}
 
 
-def _refuse_dead_links(folder: Path) -> None:
-    """Refuse links to folders that are missing: their images would be left out."""
-    if dead := [entry for entry in sorted(folder.iterdir()) if entry.is_symlink() and not entry.exists()]:
-        raise DataError(
-            f"{dead[0]} is a link to {dead[0].readlink()}, which is missing; make it available, or remove the link",
-            public="a link to images leads nowhere, see the node's log",
-        )
+def _folders(folder: Path) -> list[str]:
+    """Return the names of the folders in a folder, sorted, without hidden ones."""
+    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    for link in entries:
+        if link.is_symlink() and not link.exists():
+            refuse_dead_link(link)
+    return [entry.name for entry in entries if entry.is_dir()]
 
 
 def _by_class(folder: Path) -> Images:
     """Return the images below each class folder of `folder`, by class."""
-    _refuse_dead_links(folder)
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    names = _folders(folder)
     if misplaced := [entry for entry in sorted(folder.iterdir()) if is_image(entry) and not entry.name.startswith(".")]:
         raise DataError(f"{misplaced[0]}: an image must lie in a folder named after its class, below {folder}; move it")
     if not names:

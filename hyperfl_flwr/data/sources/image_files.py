@@ -75,13 +75,22 @@ def _walk(folder: str, above: frozenset[tuple[int, int]]) -> Iterator[str]:
                 yield from _walk(entry.path, above | {here})
             elif entry.is_file():
                 yield entry.path
-            elif entry.is_symlink() and is_image(Path(entry.name)):
-                target = Path(entry.path).readlink()
-                raise DataError(
-                    f"{entry.path} is a link to {target}, which is missing or cannot be read; make it available, or "
-                    f"remove the link",
-                    public="a link to an image leads nowhere, see the node's log",
-                )
+            elif entry.is_symlink():
+                refuse_dead_link(Path(entry.path))
+
+
+def refuse_dead_link(link: Path) -> None:
+    """Refuse a link to an image or a folder that is missing: its images would be left out without a word.
+
+    Raises:
+        DataError: If the link's name is that of an image, or has no suffix, as that of a folder.
+    """
+    if is_image(link) or not link.suffix:
+        raise DataError(
+            f"{link} is a link to {link.readlink()}, which is missing or cannot be read; make it available, or remove "
+            f"the link",
+            public="a link to images leads nowhere, see the node's log",
+        )
 
 
 def _identity(folder: Path) -> tuple[int, int]:
