@@ -134,6 +134,15 @@ def test_columns_beside_the_papers_say_what_they_are():
     assert (cell.config.num_clients, *sizes) == (20, "natural", "auto", "auto")
 
 
+def test_a_folder_of_before_a_setting_was_renamed_is_the_same_study(tmp_path):
+    changed = StudyManifest(study="table-1", quick=True, changes={"ppsgd.classifier-learning-rate": 0.2})
+    open_study_folder(tmp_path, changed)
+    file = tmp_path / "study.json"
+    file.write_text(file.read_text().replace("ppsgd.classifier-learning-rate", "ppsgd.head-learning-rate"))
+    open_study_folder(tmp_path, changed)
+    assert read_study_manifest(tmp_path) == changed
+
+
 def test_a_folder_belongs_to_one_study(tmp_path):
     """It may be continued with the same or other machine settings; other changes are refused."""
     open_study_folder(tmp_path / "a", QUICK)
