@@ -240,6 +240,7 @@ def _numbers(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     if "psnr" not in found:
         return numbers
     others, mean_image = found["control"]["unrelated"], found["control"]["mean_image"]
+    crossed = found["control"]["next_client"]
     return numbers | {
         "psnr": found["psnr"]["mean"],
         "psnr_median": found["psnr"]["median"],
@@ -249,5 +250,6 @@ def _numbers(document: Mapping[str, Any], name: str) -> dict[str, Any]:
         "control_ssim": others["ssim"]["mean"],
         "images_recovered": found["images_recovered"],
         "images": len(found["psnr"]["per_image"]),
+        **({"next_client_images_recovered": crossed["images_recovered"]} if crossed else {}),
         "recovered": {"recovered": 1.0, "recovered some": 0.5, "recovered nothing": 0.0}[found["verdict"]],
     }

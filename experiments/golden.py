@@ -7,9 +7,8 @@ fingerprints of the file that belonged to the code of its run, and is out of dat
 file. Nothing is run for that: the last digits of another machine would differ.
 
 There is no golden run for the larger networks and for data sets, for robust reductions and malicious nodes, for novel
-clients, for `membership` and `property`, which train federations of methods that have one, for `imprint` and
-`trap-weights`, and for `ig-prior`, which needs a second data set. A record can be an old one without a change of a
-fingerprint (docs/how-to/compare.md).
+clients, for `membership` and `property`, which train federations of methods that have one, and for `ig-prior`, which
+needs a second data set. A record can be an old one without a change of a fingerprint (docs/how-to/compare.md).
 """
 
 import functools

@@ -178,6 +178,11 @@ RUNS: Mapping[str, GoldenRun] = {
     "dlg": _attacked("dlg", "fedavg", labels_known=True),
     "channels-known": _attacked("channels-known", "hyperfl", num_images=3, summed=True),
     "channels-ica": _attacked("channels-ica", "hyperfl", num_images=3, summed=True),
+    **{name: _attacked(name, "fedavg", num_images=8, malicious_server=True) for name in ("imprint", "trap-weights")},
+    **{
+        name: _attacked(name, "fedavg", num_images=16, iterations=40, malicious_server=True)
+        for name in ("fishing", "feature-fishing")
+    },
 }
 """All golden runs by name."""
 

@@ -15,7 +15,7 @@ from hyperfl_flwr.methods import METHODS
 STORED = json.loads(FILE.read_text())
 OF_RUNS = {name: run["numbers"] for name, run in STORED["runs"].items()}
 
-WITHOUT = {"membership", "property", "ig-prior", "imprint", "trap-weights"}
+WITHOUT = {"membership", "property", "ig-prior"}
 """Attacks of the studies without a golden run, see experiments/golden.py."""
 
 
