@@ -15,6 +15,7 @@ With distillation the server also sends a generator, and the client uploads the 
 client's model.
 """
 
+import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -40,7 +41,7 @@ from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.training.distillation import PseudoData
 from hyperfl_flwr.training.dual_averaging import MeanClient
 from hyperfl_flwr.training.dual_stability import dual_rule
-from hyperfl_flwr.training.local_sgd import Objective
+from hyperfl_flwr.training.local_sgd import Objective, Predict
 from hyperfl_flwr.training.public_training import DualForm, GeneratorForm, LocalSteps, PublicTraining
 from hyperfl_flwr.training.stacked_sgd import train_in_cohort
 
@@ -56,6 +57,7 @@ class PrivHFLClient(BaseClient):
         "changes": Reduction.SUM,
         "force": Reduction.PER_CLIENT,
         "generator": Reduction.MEAN,
+        "mean": Reduction.DOWN,
     }
     private: ClassVar[tuple[str, ...]] = ("model", "accumulated")
     keeps_upload: ClassVar[bool] = True
@@ -67,10 +69,10 @@ class PrivHFLClient(BaseClient):
 
     @classmethod
     def active_groups(cls, config: RunConfig) -> Mapping[str, Reduction]:
-        """Return the group of the realisation and, with distillation, the generator."""
+        """Return the group of the realisation, with distillation the generator, with `send-mean` the mean change."""
         method = config.section(PrivHFLConfig)
         exchanged = "changes" if method.realisation == "mean" else "force"
-        names = (exchanged, *(("generator",) if method.distill else ()))
+        names = (exchanged, *(("generator",) if method.distill else ()), *(("mean",) if method.send_mean else ()))
         return {name: cls.shared[name] for name in names}
 
     @classmethod
@@ -109,6 +111,7 @@ class PrivHFLClient(BaseClient):
         self.received = Vector(size)
         self.accumulated = Vector(size * is_mean, torch.float64)
         config, data, empty = self.context.config, self.context.data, Vector(0)
+        self.mean = Vector(size * config.section(PrivHFLConfig).send_mean)
         if config.section(PrivHFLConfig).distill:
             shape = tuple(data.train_images.shape[1:])
             self.generator = Generator(shape, data.num_classes, config.section(PrivHFLConfig).generator_width)
@@ -116,6 +119,7 @@ class PrivHFLClient(BaseClient):
             "changes": self.received if is_mean else empty,
             "force": empty if is_mean else self.received,
             "generator": self.generator if config.section(PrivHFLConfig).distill else empty,
+            "mean": self.mean,
             "model": self.model,
             "accumulated": self.accumulated,
         }
@@ -210,12 +214,24 @@ class PrivHFLClient(BaseClient):
     def receive(self, received: SharedArrays, version: int) -> None:
         """Load the model for the last evaluation: the mean model from its received change, or the private one (chain).
 
-        Within a round, `aggregate` metrics are of the client's private model in both forms: no other one is received.
+        Within a round, `aggregate` metrics are of the client's private model in both forms, without `send-mean`: no
+        other one is received.
         """
         super().receive(received, version)
         if self.rule.realisation == "mean":
-            change = self._mixed(self.received.theta, back=True)
-            vector_to_parameters(self._start_vector() + change, self.model.parameters())
+            self._load_change(self.model, self.received.theta)
+
+    def received_predictor(self) -> Predict:
+        """Return the mean model if its change is received in every round, else the client's."""
+        if not self.context.config.section(PrivHFLConfig).send_mean:
+            return super().received_predictor()
+        found = copy.deepcopy(self.model)
+        self._load_change(found, self.mean.theta)
+        return found
+
+    def _load_change(self, model: nn.Module, change: Tensor) -> None:
+        """Set a network's parameters to the common start plus a received change [m]."""
+        vector_to_parameters(self._start_vector() + self._mixed(change, back=True), model.parameters())
 
     def _theta(self) -> Tensor:
         """Return all parameters [m] as one new vector."""

@@ -40,10 +40,10 @@ DataRoot = Annotated[Path | None, typer.Option(help="Folder of the data sets; de
 def study(
     name: Annotated[str, typer.Argument(help="One of `hyperfl studies`, or a TOML file of yours.")],
     quick: Annotated[bool, typer.Option("--quick", help="Do tiny runs that only show that everything works.")] = False,
-    methods: Annotated[
-        list[str] | None, typer.Option(help="Rows, separated by commas; repeatable; default: all.")
+    rows: Annotated[list[str] | None, typer.Option(help="Rows, separated by commas; default: all.")] = None,
+    columns: Annotated[
+        list[str] | None, typer.Option(help="Columns or their data sets, separated by commas; default: all.")
     ] = None,
-    datasets: Annotated[list[str] | None, typer.Option(help="Columns or their data sets, likewise.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Number of seeds; default: the study's.", min=1)] = None,
     jobs: Jobs = None,
     data_root: DataRoot = None,
@@ -59,7 +59,7 @@ def study(
 
     found = load_study(name)
     changes = _changes(set_, data_root)
-    cells = found.cells(quick=quick, rows=methods or (), columns=datasets or (), seeds=seeds, changes=changes)
+    cells = found.cells(quick=quick, rows=rows or (), columns=columns or (), seeds=seeds, changes=changes)
     refuse_missing(found, cells)
     folder, _ = _study_folder(found, output, quick=quick, records=records)
     open_study_folder(folder, StudyManifest(study=found.name, quick=quick, changes=changes), found)
@@ -70,7 +70,7 @@ def study(
 @studies.command()
 def sweep(
     methods: Annotated[list[str], typer.Option(help="Methods; several are separated by commas.")],
-    dataset: Annotated[list[str] | None, typer.Option(help="Data sets, separated by commas; default: digits.")] = None,
+    datasets: Annotated[list[str] | None, typer.Option(help="Data sets, separated by commas; default: digits.")] = None,
     grid: Annotated[
         list[str] | None,
         typer.Option(help="Values that a setting has in every method's runs, as KEY=VALUE,VALUE; repeatable."),
@@ -96,10 +96,10 @@ def sweep(
     folder = (output or Path("runs", "studies", NAME)).absolute()
     values = parse_grid(grid or ())
     refuse_chosen(settings, values)
-    names = names_in(dataset or ["digits"])
+    names = names_in(datasets or ["digits"])
     refuse_twice("data set", names)
-    datasets = {name: from_here(name, has_data_root=data_root is not None) for name in names}
-    found = make_sweep(folder, names_in(methods), datasets, seeds, settings, values)
+    located = {name: from_here(name, has_data_root=data_root is not None) for name in names}
+    found = make_sweep(folder, names_in(methods), located, seeds, settings, values)
     _run(found, found.cells(changes=_changes(None, data_root)), folder, jobs, quick=False)
     _print_table(found, folder, mix=False)
 

@@ -1,9 +1,10 @@
 """Tables of the documentation whose lines and columns are any rows, columns, seeds and numbers of a study."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from experiments.number_formats import Format
+from experiments.number_formats import Format, short
 from experiments.page_numbers import NOT_RUN, OUT_OF_DATE, source_of, value_of
 from experiments.records import Records, find_records, read_records, stale_cells
 from experiments.study import Place, Study, load_study
@@ -18,12 +19,14 @@ class Part:
         column: Name of the study's column, likewise.
         seed: The seed; None for the mean over all seeds.
         numbers: Keys of summary.json, of which a slash separates the values, likewise.
+        says: Returns the text of a single cell from its summary.json, likewise; in the place of `numbers`.
     """
 
     row: str = ""
     column: str = ""
     seed: int | None = None
     numbers: Sequence[str] = ()
+    says: Callable[[Mapping[str, Any]], str] | None = None
 
     def with_rest(self, other: "Part") -> "Part":
         """Return this part with what only the other one says."""
@@ -32,6 +35,7 @@ class Part:
             column=self.column or other.column,
             seed=other.seed if self.seed is None else self.seed,
             numbers=self.numbers or other.numbers,
+            says=self.says or other.says,
         )
 
 
@@ -50,7 +54,7 @@ class CrossTable:
     records: str
     headings: Mapping[str, Part]
     shown: Mapping[str, Part]
-    text: Format
+    text: Format = short
     corner: str = ""
 
     def lines(self) -> list[str]:
@@ -73,6 +77,9 @@ class CrossTable:
     def _value(self, records: Records, cells: Sequence[Place], part: Part) -> str:
         if not cells:
             return NOT_RUN
+        if part.says is not None:
+            (place,) = cells
+            return part.says(records.cells[place]["summary"])
         return " / ".join(value_of(records, cells, key, self.text) for key in part.numbers)
 
     def _command(self, study: Study, known: set[Place]) -> str:
@@ -80,7 +87,7 @@ class CrossTable:
             ",".join(line.name for line in lines if line.name in {place[axis] for place in known})
             for axis, lines in enumerate((study.rows, study.columns))
         )
-        return f"hyperfl study {study.name} --methods {rows} --datasets {columns}"
+        return f"hyperfl study {study.name} --rows {rows} --columns {columns}"
 
 
 def _cells(study: Study, records: Records, part: Part) -> list[Place]:

@@ -127,7 +127,7 @@ class RowTable:
             values += [differences[self.row, column.name]] if is_other else []
             lines.append(f"| {column.label}{mark} | {' | '.join(values)} |")
             shown += cells
-        return [*lines, "", source_of(records, shown, f"hyperfl study {study.name} --methods {self.row}")]
+        return [*lines, "", source_of(records, shown, f"hyperfl study {study.name} --rows {self.row}")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,5 +280,5 @@ def _difference(found: Difference | None, seeds: int) -> str:
 
 
 def _source(table: Table | GridTable, study: Study, records: Records, cells: Sequence[Place]) -> str:
-    methods = f" --methods {','.join(table.rows)}" if table.rows else ""
-    return source_of(records, cells, f"hyperfl study {study.name} --datasets {table.column}{methods}")
+    methods = f" --rows {','.join(table.rows)}" if table.rows else ""
+    return source_of(records, cells, f"hyperfl study {study.name} --columns {table.column}{methods}")

@@ -38,7 +38,7 @@ def refuse_missing(study: Study, cells: Sequence[Cell]) -> None:
             missing[cell.column] = str(file)
     if missing:
         needed = "; ".join(f"{column} needs {file}, made by: {commands[column]}" for column, file in missing.items())
-        raise DataError(f"the study {study.name} lacks data: {needed}; choose other columns with --datasets meanwhile")
+        raise DataError(f"the study {study.name} lacks data: {needed}; choose other columns with --columns meanwhile")
 
 
 def changed_data(cell: Cell, folder: Path) -> list[str]:

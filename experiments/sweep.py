@@ -107,7 +107,7 @@ def refuse_chosen(settings: Mapping[str, Scalar], grid: Mapping[str, Sequence[Sc
     Raises:
         ConfigError: If there is one.
     """
-    options = {"method": "--methods", "dataset": "--dataset", "seed": "--seeds", "output": "--output"}
+    options = {"method": "--methods", "dataset": "--datasets", "seed": "--seeds", "output": "--output"}
     options |= dict.fromkeys(grid, "--grid")
     if given := [key for key in settings if key in options]:
         raise ConfigError(f"a sweep takes {given[0]} from {options[given[0]]}; leave it out of the other options")

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hyperfl_flwr.config.run_config import RunConfig
@@ -34,7 +35,7 @@ from hyperfl_flwr.training.dual_stability import default_dual, dual_rule, effect
 from strategies.engine.base import BaseStrategy
 from strategies.engine.context import ServerContext
 
-CHANGES, FORCE, GENERATOR = "changes/theta", "force/theta", "generator"
+CHANGES, FORCE, GENERATOR, MEAN = "changes/theta", "force/theta", "generator", "mean/theta"
 
 
 class PrivHFL(BaseStrategy):
@@ -84,11 +85,16 @@ class PrivHFL(BaseStrategy):
         return stability_warnings(config.section(PrivHFLConfig), rate, config.fraction_train, config.num_rounds)
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
-        """Return S = 0 (mean) and the generator (distillation); clients derive their first model from the seed."""
+        """Return S = 0 and perhaps the mean change 0 (mean), and the generator (distillation).
+
+        Clients derive their first model from the seed.
+        """
         config, federation = self.context.config, self.context.federation
         groups: dict[str, Mapping[str, Tensor]] = {}
         if isinstance(self.server, MeanServer):
             groups["changes"] = {"theta": torch.zeros(self.size)}
+        if config.section(PrivHFLConfig).send_mean:
+            groups["mean"] = {"theta": torch.zeros(self.size)}
         if config.section(PrivHFLConfig).distill:
             generator = Generator(
                 federation.input_shape, federation.num_classes, config.section(PrivHFLConfig).generator_width
@@ -119,8 +125,7 @@ class PrivHFL(BaseStrategy):
     def _with_mean(self, arrays: ArrayRecord) -> ArrayRecord:
         if not isinstance(self.server, MeanServer):
             return arrays
-        mean = self.server.consensus.numpy().astype(np.float32)
-        return pack_arrays({**unpack_arrays(arrays), CHANGES: mean})
+        return pack_arrays({**unpack_arrays(arrays), CHANGES: _mean_change(self.server)})
 
     def advance(self, means: SharedArrays) -> SharedArrays:
         """Add the round's changes (zero for clients that did not finish); update the dual variables and the generator.
@@ -136,6 +141,8 @@ class PrivHFL(BaseStrategy):
             changes = torch.tensor(means[CHANGES], dtype=torch.float64) if means else 0.0
             self.server.advance(changes, self.context.config.num_clients)
             arrays[CHANGES] = self.server.total.numpy().astype(np.float32)
+            if self.context.config.section(PrivHFLConfig).send_mean:
+                arrays[MEAN] = _mean_change(self.server)
         generator = self._stepped_generator(means)
         self._keep(generator)
         return arrays | generator
@@ -167,3 +174,9 @@ class PrivHFL(BaseStrategy):
         """Restore a state that `server_state` returned."""
         for name, value in arrays.items():
             setattr(self.server, name, torch.tensor(value))
+
+
+def _mean_change(server: MeanServer) -> NDArray[np.float32]:
+    """Return the mean change [m] of the clients' models."""
+    found: NDArray[np.float32] = server.consensus.numpy().astype(np.float32)
+    return found

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, StateError
+from hyperfl_flwr.core.run_folder import manifest_file
 from hyperfl_flwr.core.setting_types import Scalar
 
 if TYPE_CHECKING:
@@ -37,10 +38,7 @@ class Run:
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = absolute(folder)
-        if not (self.folder / "manifest.json").is_file():
-            raise RunDirectoryError(
-                f"{self.folder} is not a run's folder: it holds no manifest.json; give the folder of a run"
-            )
+        manifest_file(self.folder)  # which refuses other folders
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"

@@ -48,7 +48,7 @@ def run(
     Args:
         method: Name of the method.
         dataset: Name of the data set, `npz:FILE`, `csv:FILE` or `folder:PATH`.
-        model: The clients' network: a built-in target, or `package.module:factory`.
+        model: The clients' network, the setting `target`: a built-in one, or `package.module:factory`.
         num_clients: Number of clients N.
         num_rounds: Number of federated rounds.
         seed: Seed of everything but the partition (`data.seed`).
@@ -56,7 +56,8 @@ def run(
         output: Folder of the run; by default a new one below `runs` in the working directory.
         settings: Any other settings by their keys, as in `{"data.partition": "dirichlet"}`. The arguments above
             override settings of the same key.
-        engine: Engine of a simulation: Flower's engine on Ray, or all nodes one after the other in one process.
+        engine: Engine of a simulation: "ray", Flower's; "in-process", all nodes one after the other in one process; or
+            "auto", whichever is likely to end sooner.
         num_nodes: Number of simulated nodes P; by default what suits the machine or cluster.
         ray_address: HOST:PORT of a running Ray cluster, on all hosts of which a simulation trains.
         deployment: The deployment to run on instead of a simulation, see `hyperfl_flwr.deployment`.

@@ -1,4 +1,4 @@
-"""Refuse malicious nodes where they cannot: in a deployment, and where their effect could not be told."""
+"""Refuse simulated attacks in a deployment, and where their effect could not be measured."""
 
 from collections.abc import Sequence
 

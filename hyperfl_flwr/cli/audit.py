@@ -239,7 +239,7 @@ def _with_error(found: Mapping[str, Any]) -> str:
 
 @audits.command("attacks")
 def list_attacks() -> None:
-    """List the attacks of `hyperfl audit`."""
+    """List the attacks of `hyperfl audit`; `membership` and `property` have attacks of their own."""
     from hyperfl_flwr.attacks.registry import ATTACKS
     from hyperfl_flwr.methods import METHODS
 

@@ -41,7 +41,7 @@ def run_dp_audit(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
-    """Play a membership game and compare its lower bound with the stated epsilon.
+    """Test a stated epsilon: compare it with the lower bound that a membership game finds.
 
     It checks clipping, noise and their accounting, not preprocessing, metrics, rounds that are repeated or private
     classifiers. Exit code 1 if the bound is above the stated epsilon: then the noise or its accounting is wrong.

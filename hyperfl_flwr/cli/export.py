@@ -30,7 +30,7 @@ StateOption = Annotated[
         "private parameters; default: personalized if it is stored.",
     ),
 ]
-Experiment = Annotated[str | None, typer.Option(help="On a node: the run, as `experiment` in its manifest.")]
+Experiment = Annotated[str | None, typer.Option(help="On a node: the run's id (`experiment` in its manifest.json).")]
 Root = Annotated[Path | None, typer.Option(help="Folder of the run's data set; default: as in the run.")]
 Weights = Annotated[
     Path | None, typer.Option(help="Weights of a pre-trained body; default: as in the run, else a download.")

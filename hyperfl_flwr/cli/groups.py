@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 import click
 from typer.core import TyperGroup
 
+from hyperfl_flwr.core.similar_names import meant
+
 SUBJECTS = {
     "Train": ("run", "quickstart", "methods", "datasets", "features", "settings", "check-method", "doctor"),
     "Results and comparisons": ("report", "compare", "sweep", "tensorboard"),
@@ -49,6 +51,15 @@ class ListedCommands(TyperGroup):
         """Find a command; click alone suggests similar names, which typer would repeat."""
         return click.Group.resolve_command(self, ctx, args)
 
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command; an option that is the name of a setting is refused with the option that sets it."""
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            if text := _setting_text(error):
+                raise click.UsageError(f"No such option: {error.option_name}. {text}", ctx=error.ctx) from None
+            raise
+
     def subjects(self, shown: Sequence[str]) -> dict[str, Sequence[str]]:
         """Return the names of the shown commands by the heading of their list."""
         return {"Commands": shown}
@@ -69,10 +80,31 @@ class ListedCommands(TyperGroup):
 class GroupedCommands(ListedCommands):
     """A group whose help lists its commands by subject, and those of other packages at the end."""
 
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command; an option that is the name of a setting is refused with the option that sets it."""
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            if text := _setting_text(error):
+                raise click.UsageError(f"No such option: {error.option_name}. {text}", ctx=error.ctx) from None
+            raise
+
     def subjects(self, shown: Sequence[str]) -> dict[str, Sequence[str]]:
         """Return the names of the shown commands by subject."""
         rest = [name for name in shown if not any(name in names for names in SUBJECTS.values())]
         return {**SUBJECTS, "Other commands": rest}
+
+
+def _setting_text(error: click.NoSuchOption) -> str:
+    """Return how a setting is set whose name was given as an option; empty if it is none, or the command sets none."""
+    options = [name for each in error.ctx.command.params for name in each.opts] if error.ctx else []
+    if "--set" not in options:
+        return ""
+    from hyperfl_flwr.config.table import default_settings  # which imports more than most commands need
+
+    keys = meant(error.option_name.lstrip("-"), default_settings())
+    names = [f"--set {key}=VALUE" for key in keys[:3]]
+    return f"It is a setting: {' or '.join(names)}" if names else ""
 
 
 def _summary(command: click.Command) -> str:

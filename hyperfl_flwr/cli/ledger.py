@@ -25,7 +25,10 @@ ledgers = typer.Typer()
 @ledgers.command()
 def ledger(
     state_dir: Annotated[Path, typer.Argument(help="A node's state-dir, or the folder that contains it.")],
-    run: Annotated[str | None, typer.Option(help="Show only this experiment; its first digits are enough.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(help="Show only the run with this id (`experiment` in its manifest.json); its first digits do."),
+    ] = None,
     received: Annotated[bool, typer.Option("--received", help="Also list received messages.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole ledger as JSON.")] = False,
     output: Annotated[

@@ -89,26 +89,29 @@ RayAddressOption = Annotated[
 
 @cli.command()
 def run(
-    method: Annotated[str | None, typer.Option(help="Training method (see `hyperfl methods`).")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Training method (see `hyperfl methods`); default: hyperfl.")
+    ] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="Data set (see `hyperfl datasets`), npz:FILE, csv:FILE or folder:PATH.")
+        str | None,
+        typer.Option(help="Data set (see `hyperfl datasets`), npz:FILE, csv:FILE or folder:PATH; default: digits."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Network of the clients: a built-in target, or your own as package.module:factory."),
+        typer.Option(help="Clients' network: a built-in one, or your own as package.module:factory; default: cnn."),
     ] = None,
-    num_clients: Annotated[int | None, typer.Option(help="Number of clients N.")] = None,
+    num_clients: Annotated[int | None, typer.Option(help="Number of clients N; default: 20.")] = None,
     num_nodes: Annotated[
         int | None,
         typer.Option(help="Number of simulated nodes P; default: fits the machine, or as in the resumed run.", min=1),
     ] = None,
     engine: EngineOption = "auto",
     ray_address: RayAddressOption = None,
-    num_rounds: Annotated[int | None, typer.Option(help="Number of federated rounds.")] = None,
+    num_rounds: Annotated[int | None, typer.Option(help="Number of federated rounds; default: 10.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: your cache folder.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder of the run; default: a new folder below ./runs.")] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Random seed of everything except the data partition (see data.seed).")
+        int | None, typer.Option(help="Random seed of all but the data partition (see data.seed); default: 0.")
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
     set_: Annotated[
@@ -205,7 +208,7 @@ def report(
         Path | None, typer.Option(help="File to write; default: report.html in the run's folder.")
     ] = None,
     run: Annotated[
-        str | None, typer.Option(help="On a node: the run, as `experiment` in its manifest; default: the last one.")
+        str | None, typer.Option(help="On a node: the run's id (`experiment` in manifest.json); default: the last.")
     ] = None,
 ) -> None:
     """Write an HTML page about a run, or on a node about the node's part in it; prints its path.
@@ -248,7 +251,7 @@ def common(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Federated learning with hypernetworks and without sharing models, on Flower."""
+    """Personalized federated learning with hypernetworks on Flower: methods, baselines, attacks and defences."""
 
 
 def _in_percent(share: Spread) -> str:

@@ -35,9 +35,10 @@ def run_membership(
     set_: Changes = None,
     output: Annotated[Path, typer.Option(help="Folder of the result.")] = Path("runs/membership"),
 ) -> None:
-    """Train small federations, and let attackers tell members from non-members; repeat the command to continue.
+    """Membership inference: train small federations, and let attackers tell members from non-members.
 
-    Each client trains on a random half of its samples. Prints a verdict for each attacker, and the report's path.
+    Each client trains on a random half of its samples. Prints a verdict for each attacker, and the report's path;
+    repeat the command to continue.
     """
     from hyperfl_flwr.audit.shadow_membership import MembershipGame
     from hyperfl_flwr.audit.shadow_report import write_report

@@ -49,7 +49,10 @@ def run_predict(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:NUMBER.")] = "auto",
     weights: Weights = None,
 ) -> None:
-    """Predict samples; prints the accuracy, or R², if labels are known, and the CSV file's path."""
+    """Predict the classes or values of samples with a model; prints the CSV file's path.
+
+    It also prints the accuracy, or R², if labels are known.
+    """
     from hyperfl_flwr.core.atomic_files import write_atomically
     from hyperfl_flwr.core.device import resolve_device
     from hyperfl_flwr.data.sample_format import samples_path

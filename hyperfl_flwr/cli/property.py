@@ -39,9 +39,10 @@ def run_property(
     set_: Changes = None,
     output: Annotated[Path, typer.Option(help="Folder of the result.")] = Path("runs/property"),
 ) -> None:
-    """Train small federations, and let attackers estimate the share of a class; repeat the command to continue.
+    """Property inference: train small federations, and let attackers estimate the share of a class.
 
-    Each client has a different share of the class. Prints a verdict for each attacker, and the report's path.
+    Each client has a different share of the class. Prints a verdict for each attacker, and the report's path; repeat
+    the command to continue.
     """
     from hyperfl_flwr.audit.property_game import PropertyGame
     from hyperfl_flwr.audit.property_report import write_report

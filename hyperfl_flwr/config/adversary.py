@@ -36,7 +36,7 @@ Nodes = Annotated[
 
 
 class AdversaryConfig(Section):
-    """Simulated malicious nodes, that is, send harmful updates, to measure how far a method and its defences resist."""
+    """Simulated malicious nodes, which send harmful updates, to measure how far a method and its defences resist."""
 
     key: ClassVar[str] = "adversary"
     title: ClassVar[str] = "Malicious nodes"

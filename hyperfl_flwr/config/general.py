@@ -170,7 +170,8 @@ class FederationConfig(Section):
                 f"for a function build() in it write {module}:build, in the file's folder"
             )
         if ":" not in value:
-            return _check_known(value, [*TARGETS, *NAMED], "a function of yours as package.module:factory")
+            own = "lpm:torchvision/NAME, lpm:timm/NAME or a function of yours as package.module:factory"
+            return _check_known(value, [*TARGETS, *NAMED], own)
         if not is_user_code(value):
             raise ValueError(
                 f"must name a function as package.module:factory, or be a built-in one; got {value!r}"

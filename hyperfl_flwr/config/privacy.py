@@ -18,7 +18,7 @@ Delta = Annotated[float, Field(gt=0, le=LARGEST_DELTA)]
 
 
 class RecordPrivacyConfig(Section):
-    """Local training by noisy steps (DP-SGD), which bounds what a client's parameters reveal about one record."""
+    """Record-level privacy: local training by noisy steps (DP-SGD) bounds what parameters reveal about one record."""
 
     key: ClassVar[str] = "dp"
     title: ClassVar[str] = "Differential privacy of single records"
@@ -45,7 +45,7 @@ class RecordPrivacyConfig(Section):
 
 
 class PrivacyConfig(Section):
-    """Clipping and noise on what a client uploads."""
+    """Client-level privacy with `privacy.unit = client`, else plain clipping and noise on what a client uploads."""
 
     key: ClassVar[str] = "privacy"
     title: ClassVar[str] = "Clipping and noise on uploads"

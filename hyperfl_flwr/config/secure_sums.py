@@ -24,7 +24,7 @@ class SecureSumConfig(Section):
     """Secure sums: the server learns only the sums of parameters and metrics over all clients, and no client's part."""
 
     key: ClassVar[str] = "secagg"
-    title: ClassVar[str] = "Secure sums"
+    title: ClassVar[str] = "Secure sums (secure aggregation)"
 
     enabled: bool = setting(
         False,

@@ -1,9 +1,10 @@
 """Description of a method: its names, its clients' uploads, and its client and strategy classes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
+from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.settings import Section
 from hyperfl_flwr.core.tasks import CLASSIFICATION
 
@@ -75,6 +76,8 @@ class Method:
         private_classifier: Whether clients train a private classifier beside what they send, so that `dp.heads` decides
             whether it is trained without noise.
         tasks: Names of the tasks that the method can train, see `hyperfl_flwr.core.tasks`.
+        measures_state: Returns whether the accuracy `aggregate` of every round is of the state after it, with some
+            settings by key; else only that after the last round is.
         weight_epsilon: Returns the epsilon of local differential privacy of each number of an upload, with some
             settings; None for a method whose clients do not randomise the numbers that they send.
     """
@@ -92,6 +95,7 @@ class Method:
     targets: Callable[[Settings], Sequence[str]] = lambda settings: ()
     private_classifier: bool = False
     tasks: tuple[str, ...] = (CLASSIFICATION.name,)
+    measures_state: Callable[[Mapping[str, Scalar]], bool] = lambda settings: True
     weight_epsilon: Callable[[Settings], float] | None = None
 
     def active_uploads(self, settings: Settings, server_round: int) -> list[Upload]:

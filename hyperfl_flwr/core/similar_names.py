@@ -28,14 +28,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
     other name, or the one with the most letters in common.
     """
     names = list(known)
-    folded = _folded(name)
-    same = [each for each in names if _folded(each) == folded]
-    same = same or [each for each in names if _folded(each.rpartition(".")[2]) == folded]
-    synonym = SYNONYMS.get(re.sub("_", "-", name.lower()))
-    if not same and synonym in names:
-        same = [synonym]
-    same = same or difflib.get_close_matches(name.lower(), names, n=1)
+    same = meant(name, names) or difflib.get_close_matches(name.lower(), names, n=1)
     return f"; did you mean {' or '.join(same[:3])}?" if same else ""
+
+
+def meant(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known names that another spelling or a common other name stands for; empty if there is none."""
+    names, folded = list(known), _folded(name)
+    same = [each for each in names if _folded(each) == folded]
+    synonym = SYNONYMS.get(re.sub("_", "-", name.lower()))
+    others = [each for each in names if _folded(each.rpartition(".")[2]) == folded and each != synonym]
+    return same or ([synonym] if synonym in names else []) + others
 
 
 def _folded(name: str) -> str:

@@ -1,11 +1,12 @@
 """PRIV-HFL: consensus by dual variables; every client keeps a private model."""
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from hyperfl_flwr.core.method import Method, Settings, Upload
-from hyperfl_flwr.core.setting_types import Order, Realisation
+from hyperfl_flwr.core.setting_types import Order, Realisation, Scalar
 from hyperfl_flwr.core.settings import Auto, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section, setting
 
 
@@ -66,12 +67,31 @@ class PrivHFLConfig(Section):
         "node config. This is obfuscation, not encryption.",
     )
 
+    send_mean: bool = setting(
+        False,
+        "Also send the mean of the clients' changes in every round, so that `aggregate` is the accuracy of the mean "
+        "model in all rounds, not only after the last one. With the `mean` form only; clients receive as many bytes "
+        "again.",
+    )
+
+    @field_validator("send_mean")
+    @classmethod
+    def _needs_mean(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("realisation") == "chain":
+            raise ValueError("needs priv-hfl.realisation = mean: in the chain the server knows no mean")
+        return value
+
     @field_validator("projection")
     @classmethod
     def _needs_chain(cls, value: bool, info: ValidationInfo) -> bool:
         if value and info.data.get("realisation") == "mean":
             raise ValueError("needs priv-hfl.realisation = chain: the mean form has no multipliers to project")
         return value
+
+
+def _measures_mean(settings: Mapping[str, Scalar]) -> bool:
+    """Return whether `aggregate` is of the same models in all rounds: the mean model's, or, in the chain, the own."""
+    return settings.get("priv-hfl.realisation") == "chain" or bool(settings.get("priv-hfl.send-mean"))
 
 
 def _distils(settings: Settings, server_round: int) -> bool:
@@ -92,4 +112,5 @@ METHOD = Method(
     client="clients.priv_hfl:PrivHFLClient",
     strategy="strategies.priv_hfl:PrivHFL",
     settings=(PrivHFLConfig,),
+    measures_state=_measures_mean,
 )

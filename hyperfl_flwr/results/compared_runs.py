@@ -76,7 +76,8 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     """
     places = [path.resolve() for path in paths]
     if len(set(places)) < max(2, len(places)):
-        raise RunDirectoryError(f"a comparison needs at least two different runs; got {', '.join(map(str, paths))}")
+        given = ", ".join(map(str, paths))
+        raise RunDirectoryError(f"a comparison needs the folders of at least two different runs; got {given}")
     runs = [Run.read(path) for path in places]
     known: dict[object, Path] = {}
     for run in runs:

@@ -36,6 +36,7 @@ from hyperfl_flwr.config.table import default_settings, training_autos
 from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import RunDirectoryError, StateError
 from hyperfl_flwr.core.folder_lock import lock_folder
+from hyperfl_flwr.core.run_folder import manifest_file
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.data.registry import DATASETS
@@ -46,7 +47,7 @@ from hyperfl_flwr.runs.begun_folder import SUBFOLDERS, holds_nothing
 Record = dict[str, Any]
 """One line of metrics.jsonl. `kind` is one of
 
-- `train`: means over the clients of a round's training, including the personalized (`own`) accuracy;
+- `train`: means over the clients of a round's training, including the personalized accuracy;
 - `aggregate`: means of the global state AFTER a round, measured at the start of the next one;
 - `client`: one client's numbers in a round's training;
 - `client-aggregate`: one client's accuracy with the global state after a round;
@@ -181,9 +182,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         RunDirectoryError: If the folder is not a run folder.
         StateError: If the manifest is damaged.
     """
-    file = path / "manifest.json"
-    if not file.is_file():
-        raise RunDirectoryError(f"{path} is not a run's folder: it has no manifest.json; give the folder of a run")
+    file = manifest_file(path)
     try:
         manifest: dict[str, Any] = json.loads(file.read_text())
         manifest["settings"], manifest["experiment"]

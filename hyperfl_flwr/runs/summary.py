@@ -21,7 +21,7 @@ from hyperfl_flwr.runs.privacy_statement import PrivacyStatement
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.runs.run_directory import Record, has_secure_sums, is_simulation, read_manifest, read_metrics
 from hyperfl_flwr.runs.targets import rounds_to_targets
-from hyperfl_flwr.runs.validation import best_record
+from hyperfl_flwr.runs.validation import best_record, measures_state
 
 NOT_KNOWN = "not known: sums are secure"
 """Text in the place of a number that needs single clients, in a run with secure sums."""
@@ -90,6 +90,7 @@ def summarise(path: Path) -> dict[str, Any]:
     personalized, aggregate = f"{kept.kind}_{task.score}", f"aggregate_{task.score}"
     own = _Spread.of(clients.numbers(task.score)) if clients else _Spread.opened(kept.means, personalized)
     evaluation = kept.aggregate
+    states = [record for record in records if record["kind"] == "aggregate" and measures_state(settings)]
     checkpoints = Checkpoints(path / "checkpoints")
     stored = checkpoints.rounds()
     summary = {
@@ -124,9 +125,9 @@ def summarise(path: Path) -> dict[str, Any]:
         f"validation_{task.deciding}": kept.means.get(f"{kept.kind}_validation_{task.deciding}"),
         f"validation_{task.deciding}_aggregate": kept.aggregate.get(f"aggregate_validation_{task.deciding}"),
         "best_validation_round": best_record(records, task, "personalized").get("round"),
-        "best_validation_round_aggregate": best_record(records, task, "aggregate").get("round"),
+        "best_validation_round_aggregate": best_record(states, task, "aggregate").get("round"),
         **_best(rounds, f"personalized_{task.score}", ""),
-        **_best([record for record in records if record["kind"] == "aggregate"], aggregate, "_aggregate"),
+        **_best(states, aggregate, "_aggregate"),
         **rounds_to_targets(settings, records, task),
         "seconds_per_round": _median(rounds, "seconds"),
         "bytes_up_per_client_round": int(_median(rounds, "bytes_up_per_client")),

@@ -8,6 +8,7 @@ from typing import Any
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import Task, task_of
 from hyperfl_flwr.runs.run_directory import Record
+from hyperfl_flwr.runs.validation import measures_state
 
 _LABELS = {"rounds_to_target": "personalized", "rounds_to_target_aggregate": "aggregate"}
 
@@ -39,13 +40,14 @@ def rounds_to_targets(settings: Mapping[str, Scalar], records: Sequence[Record],
     Returns:
         For each target the rounds of the personalized accuracy, for example `rounds_to_target_0.46`, and of the
         aggregate one, `rounds_to_target_0.46_aggregate`; and those of the highest target without its number in their
-        names. None if the run did not reach the target, or has none. An aggregate accuracy has the round of the state
-        that it is of, although clients measure it one round later.
+        names. None if the run did not reach the target, or has none, and of aggregate accuracies if they are not of the
+        state of every round (`measures_state`). An aggregate accuracy has the round of the state that it is of,
+        although clients measure it one round later.
     """
     targets = targets_of(settings)
     curves = {
         "": ("train", f"personalized_{task.score}"),
-        "_aggregate": ("aggregate", f"aggregate_{task.score}"),
+        "_aggregate": ("aggregate" if measures_state(settings) else "", f"aggregate_{task.score}"),
     }
     highest = targets[-1] if targets else math.inf
     numbered = {f"_{target}": target for target in targets}

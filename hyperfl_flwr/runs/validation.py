@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import TASKS, Task
+from hyperfl_flwr.core.user_code import is_user_code
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.runs.checkpoint import Progress
 from hyperfl_flwr.runs.run_directory import Record
 
@@ -61,7 +63,16 @@ def chooses_state(settings: Mapping[str, Scalar]) -> bool:
     Means over clients that are drawn for each round would choose the round with the easiest clients.
     """
     of_all = settings.get("fraction-train") == 1 and settings.get("evaluate", "all") == "all"
-    return settings.get("keep") == "best" and of_all
+    return settings.get("keep") == "best" and of_all and measures_state(settings)
+
+
+def measures_state(settings: Mapping[str, Scalar]) -> bool:
+    """Return whether the accuracy `aggregate` of every round is of the state after it, as with all methods but one.
+
+    Methods of the user's own count as such: they cannot always be imported where a run is read.
+    """
+    method = str(settings.get("method", ""))
+    return is_user_code(method) or METHODS[method].measures_state(settings)
 
 
 def replaces_test_data(settings: Mapping[str, Scalar]) -> bool:

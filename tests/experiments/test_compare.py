@@ -197,9 +197,9 @@ def test_the_command_and_the_page(federate: Federate, tmp_path: Path, call: Call
 def test_what_cannot_be_compared_is_refused(federate: Federate, tmp_path: Path) -> None:
     run = federate("local")
     for paths, text in (
-        ([run], "at least two different runs"),
-        ([run, run], "at least two different runs"),
-        ([run, tmp_path / "nothing"], "is not a run's folder"),
+        ([run], "the folders of at least two different runs"),
+        ([run, run], "the folders of at least two different runs"),
+        ([run, tmp_path / "nothing"], "nothing does not exist"),
     ):
         with pytest.raises(RunDirectoryError, match=text):
             compare(paths)

@@ -53,7 +53,7 @@ def test_lines_and_columns_say_together_which_cell_it_is() -> None:
         ]
     source = found.lines()[-1]
     methods, data = "fedavg,feddyn,moon", "fashion-mnist,cifar10"
-    assert re.match(rf"`hyperfl study personalized --methods {methods} --datasets {data} --seeds \d`; commit ", source)
+    assert re.match(rf"`hyperfl study personalized --rows {methods} --columns {data} --seeds \d`; commit ", source)
 
 
 def test_cells_without_a_record_and_stale_ones_are_marked(tmp_path: Path) -> None:
@@ -70,6 +70,21 @@ def test_cells_without_a_record_and_stale_ones_are_marked(tmp_path: Path) -> Non
     (tmp_path / "stale.jsonl").write_text(text.replace(line, line.replace(of_code, "0" * 12)))
     labels = [line[0] for line in texts(table(str(tmp_path / "stale.jsonl")))]
     assert labels == ["Fashion-MNIST (out of date)", "CIFAR-10, seed 1", "CIFAR-10"]
+
+
+def test_a_cell_can_be_a_text_of_its_summary() -> None:
+    """The line says what is read; a part that several seeds have is no single cell."""
+    cells = read_records(find_records("personalized")).cells
+    says = Part(column="fashion-mnist", seed=0, says=lambda summary: f"{summary['num_clients']} clients")
+    found = CrossTable(records="personalized", headings={"FedAvg": Part(row="fedavg")}, shown={"data": says})
+    number = cells["fedavg", "fashion-mnist", 0]["summary"]["num_clients"]
+    assert texts(found) == [["data", f"{number} clients"]]
+    every = CrossTable(
+        records="personalized", headings={"FedAvg": Part(row="fedavg")},
+        shown={"data": Part(column="fashion-mnist", says=says.says)},
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="too many values"):
+        every.lines()
 
 
 def test_a_name_that_the_study_lacks_is_refused() -> None:

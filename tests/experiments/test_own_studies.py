@@ -139,7 +139,7 @@ def test_wrong_sweeps_are_refused() -> None:
 def test_a_sweep_ignores_no_option() -> None:
     grid = parse_grid(["learning-rate=0.05", "learning-rate=0.1"])
     assert grid == {"learning-rate": [0.05, 0.1]}
-    for key, option in (("dataset", "--dataset"), ("seed", "--seeds"), ("learning-rate", "--grid")):
+    for key, option in (("dataset", "--datasets"), ("seed", "--seeds"), ("learning-rate", "--grid")):
         with pytest.raises(ConfigError, match=f"a sweep takes {key} from {option}; leave it out"):
             refuse_chosen({key: 7}, grid)
     refuse_chosen({"num-rounds": 1}, grid)
@@ -201,7 +201,7 @@ def test_the_command_runs_what_is_not_finished(tmp_path: Path, call: Call) -> No
 
 def test_a_study_whose_data_are_not_made_names_the_command(call: Call, tmp_path: Path) -> None:
     """All files that are missing are named before anything is run; quick runs need none of them."""
-    code, out, err = call("study", "it-pfl-table-2", "--datasets", "geo-300", "--datasets", "geo-1k")
+    code, out, err = call("study", "it-pfl-table-2", "--columns", "geo-300,geo-1k")
     assert (code, out) == (2, "")
     made = "made by: hyperfl features --split iNaturalist_train.csv --column geo_"
     assert f"geo-300 needs inaturalist-geo-300.npz in the folder of --data-root, which is not given, {made}300" in err

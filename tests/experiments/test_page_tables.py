@@ -111,7 +111,7 @@ def test_a_table_of_one_row_has_its_line_in_the_table_of_each_column(row: str) -
     shown = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
     assert {name: values for name, *values in shown[1:]} == expected
     seeds = max(int(values[0]) for values in expected.values())
-    assert lines[-1].startswith(f"`hyperfl study personalized --methods {row} --seeds {seeds}`; commit ")
+    assert lines[-1].startswith(f"`hyperfl study personalized --rows {row} --seeds {seeds}`; commit ")
 
 
 @in_a_checkout
@@ -223,7 +223,7 @@ def test_a_table_of_a_grid_can_have_some_rows_in_another_order() -> None:
     assert list(some["FedAvg"]) == ["0.003", "0.01", "0.03", "0.05", "0.1"]
     assert some == {label: whole[label] for label in some}
     (source,) = [line for line in rates_table(records, rows=("local", "fedavg")).lines() if line.startswith("`hyperfl")]
-    assert source.startswith("`hyperfl study tuning --datasets digits --methods local,fedavg --seeds 1`; commit ")
+    assert source.startswith("`hyperfl study tuning --columns digits --rows local,fedavg --seeds 1`; commit ")
 
 
 def rates_table(records: str, rows: Sequence[str] = ()) -> GridTable:

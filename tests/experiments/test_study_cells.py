@@ -93,7 +93,7 @@ def test_cells_end_with_the_process_that_runs_them(tmp_path):
     folder = tmp_path / "study"
     changes = {"num-rounds": "100000", "checkpoint-every": "1"}
     words = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-m", "hyperfl_flwr", "study", "table-1", "--quick", "--methods", "fedavg"]
+    command = [sys.executable, "-m", "hyperfl_flwr", "study", "table-1", "--quick", "--rows", "fedavg"]
     with subprocess.Popen([*command, "--output", str(folder), *words]) as process:
         eventually(lambda: list(folder.glob("fedavg/*/*/checkpoints/round-*.npz")) or process.poll(), "a checkpoint")
         assert process.poll() is None

@@ -70,7 +70,7 @@ def test_cells_whose_names_are_equal_with_hyphens_are_claimed_apart(tmp_path: Pa
 def test_two_commands_share_the_cells_of_a_study(tmp_path: Path) -> None:
     """Two processes with the same command both succeed, and train each cell once."""
     command = [sys.executable, "-m", "hyperfl_flwr", "study", "table-1", "--quick", "--jobs", "1"]
-    command += ["--methods", "fedavg", "--methods", "local", "--output", str(tmp_path / "study")]
+    command += ["--rows", "fedavg,local", "--output", str(tmp_path / "study")]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     both = [subprocess.Popen(command, **pipes) for _ in range(2)]
     printed = [process.communicate(timeout=600)[0] for process in both]

@@ -36,7 +36,7 @@ BAD = {
     "a data set as torchvision writes it": (["--dataset", "FashionMNIST"], ["did you mean fashion-mnist?"]),
     "a folder without its prefix": (["--dataset", "./images"], ["for data of your own write folder:./images"]),
     "a file without its prefix": (["--dataset", "x.npz"], ["for data of your own write npz:x.npz"]),
-    "an unknown network": (["--model", "cn"], ["resnet18", "or a function of yours as package.module:factory; got"]),
+    "an unknown network": (["--model", "cn"], ["resnet18", "lpm:timm/NAME or a function of yours as package.module"]),
     "the file of a network": (["--model", "nets/my.py"], ["package.module:factory", "write my:build"]),
     "an unknown key below a known one": (["--set", "seed.x=3"], ["seed.x is unknown"]),
     "a wrong type": (["--set", "num-rounds='many'"], ["num-rounds must be a valid integer", "got 'many'"]),
@@ -47,7 +47,7 @@ BAD = {
     "a file that is not there": (["--dataset", "npz:gone.npz"], ["gone.npz", "must be an existing .npz file"]),
     "no value": (["--set", "seed"], ["--set must be KEY=VALUE, got 'seed'"]),
     "a configuration that is not there": (["--config", "gone.toml"], ["gone.toml", "cannot be read"]),
-    "no run to resume": (["--resume", "gone"], ["gone is not a run's folder"]),
+    "no run to resume": (["--resume", "gone"], ["gone does not exist; give the folder of a run"]),
     "an index of a GPU": (["--set", "device=cuda:1"], ["CUDA_VISIBLE_DEVICES=1"]),
 }  # fmt: skip
 
@@ -89,6 +89,57 @@ def test_an_unknown_command_has_one_suggestion(call: Call) -> None:
     code, _, err = call("runn")
     assert code == 2
     assert err.count("Did you mean") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "keys"),
+    [
+        ("--learning-rate", ["learning-rate"]),
+        ("--lr", ["learning-rate"]),
+        ("--local_epochs", ["local-epochs"]),
+        ("--alpha", ["data.dirichlet-alpha", "apfl.alpha", "feddyn.alpha"]),
+    ],
+)
+def test_an_option_with_the_name_of_a_setting_is_refused_with_the_one_that_sets_it(
+    option: str, keys: list[str], call: Call
+) -> None:
+    code, out, err = call("run", option, "0.1")
+    assert (code, out) == (2, "")
+    wanted = " or ".join(f"--set {key}=VALUE" for key in keys)
+    assert err.splitlines()[-1] == f"Error: No such option: {option}. It is a setting: {wanted}"
+
+
+def test_an_option_that_is_no_settings_has_the_suggestions_of_the_command(call: Call) -> None:
+    """A command without `--set` names no setting, either."""
+    _, _, err = call("run", "--datset", "digits")
+    assert "It is a setting" not in err
+    assert "--dataset" in err.splitlines()[-1]
+    _, _, err = call("methods", "--learning-rate", "0.1")
+    assert "It is a setting" not in err
+
+
+def test_a_folder_of_runs_is_refused_with_their_names(tmp_path: Path, call: Call) -> None:
+    for name in "abcde":
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "manifest.json").write_text("{}")
+    code, _, err = call("report", tmp_path / "runs")
+    assert code == 2
+    named = ", ".join(str(tmp_path / "runs" / name) for name in "abc")
+    assert f"runs is not a run's folder: it holds those of runs; give one of them: {named} and 2 more\n" in err
+    (tmp_path / "empty").mkdir()
+    assert "it has no manifest.json; give the folder of a run" in call("report", tmp_path / "empty")[2]
+
+
+def test_the_help_of_run_has_the_defaults_of_the_settings(call: Call) -> None:
+    """Those of which the option itself has none, so that a file of settings can have others."""
+    text = " ".join(call("run", "--help")[1].split())
+    defaults = default_settings()
+    for option, key in (
+        ("--method", "method"), ("--dataset", "dataset"), ("--model", "target"), ("--num-clients", "num-clients"),
+        ("--num-rounds", "num-rounds"), ("--seed", "seed"),
+    ):  # fmt: skip
+        (described,) = re.findall(rf" {option} [A-Z]+ (.*?) --[a-z]", text)
+        assert described.endswith(f"default: {defaults[key]}."), option
 
 
 def test_the_version(call: Call) -> None:
