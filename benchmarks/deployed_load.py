@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from benchmarks.memory import cpu_seconds, proportional_memory
 from hyperfl_flwr.deploy.layout import Deployment
@@ -33,6 +34,12 @@ from hyperfl_flwr.deploy.worker_secret import read_secret, supernode_arguments
 from hyperfl_flwr.flower.node_tasks import NodeTasks, run_client_app
 
 APP = Path(__file__).with_name("load_app")
+
+PROGRAMS = Path(sys.executable).parent
+"""Folder of Flower's programs."""
+
+FLOATS, SLEEP = 100_000, 1.0
+"""Length of the array that each node receives and sends, and seconds that a client sleeps in between."""
 
 LONGEST_SECONDS = 1500.0
 """Time after which the measurement is given up."""
@@ -91,59 +98,97 @@ def measure_load(num_nodes: int, num_rounds: int, note: Callable[[str], None]) -
     if (free := _free_megabytes()) < needed:
         raise MemoryError(f"{num_nodes} SuperNodes need {needed} MB of free memory, found {free:.0f} MB")
     end = time.monotonic() + LONGEST_SECONDS
-    floats, sleep = 100_000, 1.0
     with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
         folder = Path(temporary)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        deployment = Deployment(folder=folder / "fl", host="127.0.0.1", port=port, num_nodes=num_nodes)
-        init(deployment)
-        programs = Path(sys.executable).parent
-        (deployment.server / "environment").write_text(f"HYPERFL_BIN='{programs}'\n")
-        log = stack.enter_context((folder / "log").open("ab"))
-        superlink = stack.enter_context(_program(["/bin/sh", str(deployment.server / "start.sh")], log.fileno()))
+        deployment = _new_deployment(folder / "fl", num_nodes)
+        log = stack.enter_context((folder / "log").open("ab")).fileno()
+        superlink = stack.enter_context(_program(["/bin/sh", str(deployment.server / "start.sh")], log))
         link = DeployedSuperLink(deployment)
-        _wait(lambda: _listens(port), end)
+        _wait(lambda: _listens(deployment.port), end)
         note(f"load: {num_nodes} nodes are registered and started")
         for _ in register(deployment):
             pass
-        nodes = []
-        for number in range(num_nodes):
-            home = deployment.node(number)
-            words = shlex.split(f"{supernode_arguments(home)} {node_arguments(home)}")
-            command = [
-                str(programs / "flower-supernode"), "--root-certificates", str(home / "ca.crt"),
-                "--auth-supernode-private-key", str(home / "node.key"), *words,
-            ]  # fmt: skip
-            process = stack.enter_context(_program(command, log.fileno(), home))
-            nodes.append((home, int(words[words.index("--port") + 1]), process))
-            if len(nodes) % BATCH == 0 or len(nodes) == num_nodes:
-                _wait(lambda: sum(link.nodes().values()) == len(nodes), end)
-        stack.enter_context(_served([(home, node_port) for home, node_port, _ in nodes], log.fileno()))
+        nodes = _start_nodes(deployment, link, stack, log, end)
+        stack.enter_context(_served([(home, port) for home, port, _ in nodes], log))
         node_memory = statistics.mean(proportional_memory([process.pid]) for *_, process in nodes)
         note(f"load: {num_rounds} rounds")
-        report, settings = folder / "report.json", folder / "settings.toml"
-        settings.write_text(f'rounds = {num_rounds}\nfloats = {floats}\nsleep = {sleep}\nreport = "{report}"\n')
-        run = link.submit(APP, settings)
-        _wait(report.exists, end)
-        first, cpu, began = proportional_memory([superlink.pid]), cpu_seconds([superlink.pid]), time.monotonic()
-        last = first
-
-        def is_finished() -> bool:
-            nonlocal last
-            last = proportional_memory([superlink.pid]) or last
-            return link.status(run).finished
-
-        _wait(is_finished, end, pause=1.0)
-        busy = (cpu_seconds([superlink.pid]) - cpu) / (time.monotonic() - began)
-        rows = json.loads(report.read_text())
+        rows, (first, last), busy = _run_rounds(link, superlink.pid, num_rounds, folder, end)
     seconds = [row["seconds"] for row in rows[1:]]
     return Load(
-        nodes=num_nodes, rounds=len(rows), payload=4 * floats, sleep=sleep, round_seconds=statistics.median(seconds),
+        nodes=num_nodes, rounds=len(rows), payload=4 * FLOATS, sleep=SLEEP, round_seconds=statistics.median(seconds),
         longest_round=max(seconds), lost=num_nodes * num_rounds - sum(row["correct"] for row in rows),
         memory_start=first, memory_end=last, node_memory=int(node_memory), busy=busy,
     )  # fmt: skip
+
+
+def _new_deployment(folder: Path, num_nodes: int) -> Deployment:
+    """Make a deployment with Flower's programs of this environment, on a free port of this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    deployment = Deployment(folder=folder, host="127.0.0.1", port=port, num_nodes=num_nodes)
+    init(deployment)
+    (deployment.server / "environment").write_text(f"HYPERFL_BIN='{PROGRAMS}'\n")
+    return deployment
+
+
+def _start_nodes(
+    deployment: Deployment, link: DeployedSuperLink, stack: contextlib.ExitStack, log: int, end: float
+) -> list[tuple[Path, int, subprocess.Popen[bytes]]]:
+    """Start the SuperNodes in batches, each after the one before is online; returns folder, port and process of each.
+
+    Args:
+        deployment: The deployment.
+        link: Its SuperLink.
+        stack: Ends the SuperNodes.
+        log: File descriptor of their log.
+        end: Time at which the measurement is given up.
+    """
+    nodes: list[tuple[Path, int, subprocess.Popen[bytes]]] = []
+    for number in range(deployment.num_nodes):
+        home = deployment.node(number)
+        words = shlex.split(f"{supernode_arguments(home)} {node_arguments(home)}")
+        command = [
+            str(PROGRAMS / "flower-supernode"), "--root-certificates", str(home / "ca.crt"),
+            "--auth-supernode-private-key", str(home / "node.key"), *words,
+        ]  # fmt: skip
+        process = stack.enter_context(_program(command, log, home))
+        nodes.append((home, int(words[words.index("--port") + 1]), process))
+        if len(nodes) % BATCH == 0 or len(nodes) == deployment.num_nodes:
+            _wait(lambda: sum(link.nodes().values()) == len(nodes), end)
+    return nodes
+
+
+def _run_rounds(
+    link: DeployedSuperLink, superlink: int, num_rounds: int, folder: Path, end: float
+) -> tuple[list[dict[str, Any]], tuple[int, int], float]:
+    """Run the rounds, and measure the SuperLink from the end of the first to the end of the last.
+
+    Args:
+        link: The SuperLink.
+        superlink: Id of its process.
+        num_rounds: Number of rounds.
+        folder: Folder for the app's settings and its report.
+        end: Time at which the measurement is given up.
+
+    Returns:
+        The app's row about each round, the SuperLink's memory at both times, and its mean share in one core.
+    """
+    report, settings = folder / "report.json", folder / "settings.toml"
+    settings.write_text(f'rounds = {num_rounds}\nfloats = {FLOATS}\nsleep = {SLEEP}\nreport = "{report}"\n')
+    run = link.submit(APP, settings)
+    _wait(report.exists, end)
+    first, cpu, began = proportional_memory([superlink]), cpu_seconds([superlink]), time.monotonic()
+    last = first
+
+    def is_finished() -> bool:
+        nonlocal last
+        last = proportional_memory([superlink]) or last
+        return link.status(run).finished
+
+    _wait(is_finished, end, pause=1.0)
+    busy = (cpu_seconds([superlink]) - cpu) / (time.monotonic() - began)
+    return json.loads(report.read_text()), (first, last), busy
 
 
 @contextlib.contextmanager

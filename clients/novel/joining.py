@@ -13,6 +13,7 @@ trained model. Its accuracies stay on the node.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,12 +148,33 @@ class JoiningNode:
         if key := not_finite(named):
             raise diverged(key)
         self.output.mkdir(mode=0o700, parents=True, exist_ok=True)
-        begun, score = self.output / BEGUN, TASKS[recipe.task].score
         if step.number == 1:
+            score = TASKS[recipe.task].score
             facts = {f"{score}_before": metrics[f"aggregate-{score}"]}
-            write_atomically(begun, json.dumps(facts).encode(), mode=0o600)
+            write_atomically(self.output / BEGUN, json.dumps(facts).encode(), mode=0o600)
         if not step.is_last:
             return named, num_examples
+        self._keep(member, recipe, step, num_examples, metrics)
+        return {}, num_examples
+
+    def _keep(
+        self,
+        member: PFedHNClient,
+        recipe: TargetRecipe,
+        step: JoiningStep,
+        num_examples: int,
+        metrics: Mapping[str, Any],
+    ) -> None:
+        """Write the model after the last step, and forget what was only for the steps before.
+
+        Args:
+            member: The client, with the trained model.
+            recipe: Network, input and classes of the model.
+            step: The last step.
+            num_examples: Number of training samples.
+            metrics: What the client has measured in this step.
+        """
+        begun, score = self.output / BEGUN, TASKS[recipe.task].score
         about: dict[str, Any] = {
             "state": JOINED,
             "method": member.context.config.method,
@@ -167,7 +189,6 @@ class JoiningNode:
         write_model(self.output, member.target_state(), recipe, about)
         begun.unlink()
         ReceivedModels(member.context.state).forget()
-        return {}, num_examples
 
     def _member(self, step: JoiningStep, recipe: TargetRecipe, checks: NodeChecks) -> PFedHNClient:
         """Return the client; the server can set its local training, but no path."""

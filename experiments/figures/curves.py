@@ -16,6 +16,7 @@ from experiments.figures.novel_pictures import draw_divergence, draw_epsilon
 from experiments.figures.privacy_cost import draw_privacy_cost
 from experiments.figures.results import new_figure
 from experiments.study import Cell, Study
+from experiments.study_axes import Line
 from experiments.study_folder import StudyManifest, is_finished, seeds_in
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
@@ -28,6 +29,9 @@ from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
 
 STYLES = [(line, marker) for line in ("-", "--", ":", "-.") for marker in ("o", "s", "^", "d")]
 """Line and marker of each row; neighbours differ in the marker."""
+
+Curves = dict[tuple[str, str], dict[int, dict[float, float]]]
+"""For each row and panel, by their names, the points of each seed: round or value of a setting -> number."""
 
 MARKS = 8
 """Number of markers along a curve."""
@@ -145,19 +149,7 @@ def _draw_curves(
     to `figure-NUMBER-against-SETTING.png`, with a panel for each data set and the setting on the horizontal axis.
     """
     number, _, setting = kind.partition("@")
-    headings = {column.name: study.heading(column, quick=study_manifest.quick) for column in study.columns}
-    curves: dict[tuple[str, str], dict[int, dict[float, float]]] = {}
-    for cell in cells:
-        points = _final(cell, folder, number, setting) if setting else _curve(cell, folder, number)
-        panel = title_of(cell.config.dataset) if setting else headings[cell.column]
-        if points:
-            of_seed = curves.setdefault((cell.row, panel), {}).setdefault(cell.seed, {})
-            if setting and (twice := of_seed.keys() & points):
-                raise RunDirectoryError(
-                    f"several columns of {panel} have {setting} {min(twice):g}: one point would replace another; "
-                    f"draw {number} without @{setting}, or a study with one of these columns"
-                )
-            of_seed.update(points)
+    curves = _curves(study, study_manifest, folder, cells, number, setting)
     if not curves:
         raise RunDirectoryError(
             f"no run in {folder} has recorded {number}; choose a key of the `train` lines of metrics.jsonl"
@@ -167,14 +159,7 @@ def _draw_curves(
     figure = new_figure(4.2 * len(titles) + 2.2, 3.8)
     panels = figure.subplots(1, len(titles), squeeze=False)[0]
     for panel, title in zip(panels, titles, strict=True):
-        for position, row in enumerate(rows):
-            if found := curves.get((row.name, title)):
-                _draw_row(panel, list(found.values()), row.label, position, len(rows))
-        panel.set_title(title, fontsize="medium")
-        notes = [_left_out(list(curves.get((row.name, title), {}).values()), row.label) for row in rows]
-        panel.set_xlabel("\n".join([setting or "round", *filter(None, notes)]))
-        panel.grid(alpha=0.3)
-        panel.xaxis.set_major_locator(MaxNLocator(integer=not setting))
+        _draw_panel(panel, title, rows, curves, setting)
     panels[0].set_ylabel(number.replace("_", " "))
     figure.suptitle(study.title + (", quick settings" if study_manifest.quick else ""))
     known = {
@@ -186,6 +171,43 @@ def _draw_curves(
     picture = folder / f"figure-{name}.png"
     figure.savefig(picture, dpi=120)
     return picture
+
+
+def _curves(
+    study: Study,
+    study_manifest: StudyManifest,
+    folder: Path,
+    cells: Sequence[Cell],
+    number: str,
+    setting: str,
+) -> Curves:
+    """Return the points of each row in each panel; an empty `setting` is for points over the rounds."""
+    headings = {column.name: study.heading(column, quick=study_manifest.quick) for column in study.columns}
+    curves: Curves = {}
+    for cell in cells:
+        points = _final(cell, folder, number, setting) if setting else _curve(cell, folder, number)
+        panel = title_of(cell.config.dataset) if setting else headings[cell.column]
+        if points:
+            of_seed = curves.setdefault((cell.row, panel), {}).setdefault(cell.seed, {})
+            if setting and (twice := of_seed.keys() & points):
+                raise RunDirectoryError(
+                    f"several columns of {panel} have {setting} {min(twice):g}: one point would replace another; "
+                    f"draw {number} without @{setting}, or a study with one of these columns"
+                )
+            of_seed.update(points)
+    return curves
+
+
+def _draw_panel(panel: Axes, title: str, rows: Sequence[Line], curves: Curves, setting: str) -> None:
+    """Draw the curves of all rows in one panel, and note below it which of their points are left out."""
+    for position, row in enumerate(rows):
+        if found := curves.get((row.name, title)):
+            _draw_row(panel, list(found.values()), row.label, position, len(rows))
+    panel.set_title(title, fontsize="medium")
+    notes = [_left_out(list(curves.get((row.name, title), {}).values()), row.label) for row in rows]
+    panel.set_xlabel("\n".join([setting or "round", *filter(None, notes)]))
+    panel.grid(alpha=0.3)
+    panel.xaxis.set_major_locator(MaxNLocator(integer=not setting))
 
 
 def _draw_row(panel: Axes, curves: Sequence[dict[float, float]], label: str, position: int, of: int) -> None:

@@ -95,7 +95,7 @@ def run(grid: Grid, config: RunConfig, *, plots: bool = True) -> Path:
     roster = _roster(grid, config, announce_early, secure)
     if problem := adversary_problem(config, simulated=roster.simulated):
         raise ConfigError(problem)
-    directory, last_round = _opened(config, roster)
+    directory, last_round = _resumed(config, roster) if config.resume else (_created(config, roster), 0)
     with _recorded(directory, early_records):
         announce(resolution_text(read_manifest(directory.path)["resolved"]))
         for line in secure_sum_warnings(config, simulated=roster.simulated):
@@ -111,52 +111,52 @@ def run(grid: Grid, config: RunConfig, *, plots: bool = True) -> Path:
     return directory.path
 
 
-def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
-    """Wait for the nodes, and create or open the run's folder; returns it and its last completed round."""
-    if not config.resume:
-        path = Path(config.output) if config.output else Path.home() / "hyperfl-runs" / _name(config, roster)
-        refuse_used_directory(path)  # before the nodes load their data
-        federation = roster.gather()
+def _created(config: RunConfig, roster: Roster) -> RunDirectory:
+    """Wait for the nodes, and create the run's folder."""
+    path = Path(config.output) if config.output else Path.home() / "hyperfl-runs" / _name(config, roster)
+    refuse_used_directory(path)  # before the nodes load their data
+    federation = roster.gather()
+    refuse_other_sources(federation, config.method, config.target, config.lpm.weights)
+    check_run(config, federation.input_shape, federation.num_classes)
+    _check_present(config, federation)
+    directory = RunDirectory.create(path)
+    sources = model_facts(config.target, config.lpm.weights) | method_facts(config.method)
+    document = manifest.new(config.flat(), _resolution(config, roster), roster, sources, hosts=cluster_hosts())
+    directory.write_json("manifest.json", document)
+    keep_sources(config.flat(), directory.path)
+    return directory
+
+
+def _resumed(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
+    """Wait for the nodes, and open the folder of the run to resume; returns it and the run's last completed round."""
+    directory = RunDirectory(Path(config.resume))
+    try:
+        last_round = resume_round(config, resolved(config), keeps_state=client_of(config.method).keeps_state(config))
+        federation = roster.gather(resumed=RunData.read(read_manifest(directory.path)).terms())
         refuse_other_sources(federation, config.method, config.target, config.lpm.weights)
+        refuse_other_nodes(read_manifest(directory.path), roster.num_nodes)
+        if roster.simulated:  # a node of a deployment could claim anything
+            refuse_changed_data(read_manifest(directory.path), federation, config.dataset)
+        refuse_changed_sources(read_manifest(directory.path), config.flat())
         check_run(config, federation.input_shape, federation.num_classes)
         _check_present(config, federation)
-        directory = RunDirectory.create(path)
-        sources = model_facts(config.target, config.lpm.weights) | method_facts(config.method)
-        document = manifest.new(config.flat(), _resolution(config, roster), roster, sources, hosts=cluster_hosts())
-        directory.write_json("manifest.json", document)
-        keep_sources(config.flat(), directory.path)
-        last_round = 0
-    else:
-        directory = RunDirectory(Path(config.resume))
-        try:
-            last_round = resume_round(
-                config, resolved(config), keeps_state=client_of(config.method).keeps_state(config)
-            )
-            federation = roster.gather(resumed=RunData.read(read_manifest(directory.path)).terms())
-            refuse_other_sources(federation, config.method, config.target, config.lpm.weights)
-            refuse_other_nodes(read_manifest(directory.path), roster.num_nodes)
-            if roster.simulated:  # a node of a deployment could claim anything
-                refuse_changed_data(read_manifest(directory.path), federation, config.dataset)
-            refuse_changed_sources(read_manifest(directory.path), config.flat())
-            check_run(config, federation.input_shape, federation.num_classes)
-            _check_present(config, federation)
-        except BaseException:
-            directory.close()
-            raise
-        old, chosen = read_manifest(directory.path), _resolution(config, roster)
-        begun = begun_rounds(directory.path, old)
-        # On disk before rounds are deleted, so that those that were trained are always counted.
-        document = manifest.resumed(
-            old,
-            config.flat(),
-            chosen,
-            roster,
-            begun_rounds=begun,
-            repeated_rounds=begun - last_round,
-            hosts=cluster_hosts(),
-        )
-        directory.write_json("manifest.json", document)
-        directory.rewind(last_round)  # deletes later rounds, so only after all checks have passed
+    except BaseException:
+        directory.close()
+        raise
+    old, chosen = read_manifest(directory.path), _resolution(config, roster)
+    begun = begun_rounds(directory.path, old)
+    # On disk before rounds are deleted, so that those that were trained are always counted.
+    document = manifest.resumed(
+        old,
+        config.flat(),
+        chosen,
+        roster,
+        begun_rounds=begun,
+        repeated_rounds=begun - last_round,
+        hosts=cluster_hosts(),
+    )
+    directory.write_json("manifest.json", document)
+    directory.rewind(last_round)  # deletes later rounds, so only after all checks have passed
     return directory, last_round
 
 

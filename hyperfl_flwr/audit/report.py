@@ -22,7 +22,7 @@ from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.metrics.images import Lpips, similarity
+from hyperfl_flwr.metrics.images import Lpips, Similarity, similarity
 from hyperfl_flwr.pages.figures import image_source
 from hyperfl_flwr.pages.render import NOTHING, Settings, plain, write_page
 from hyperfl_flwr.runs import manifest
@@ -96,21 +96,31 @@ def _attack(target: AttackedRound, finding: AttackResult, lpips: Lpips | None) -
         "psnr": _statistics(ours.psnr),
         "ssim": _statistics(ours.ssim),
         "lpips": None if ours.lpips is None else _statistics(ours.lpips),
-        "control": {
-            "unrelated": {
-                "psnr": _statistics(control.psnr),
-                "ssim": _statistics(control.ssim),
-                "lpips": None if control.lpips is None else _statistics(control.lpips),
-                "images_ahead": number_by_chance(finding.comparisons),
-            },
-            "mean_image": {
-                "psnr": _statistics(np.concatenate([comparison.mean_image for comparison in finding.comparisons]))
-            },
-            "class_means": {"psnr": _statistics(finding.class_means)},
-            "next_client": {"images_recovered": number_recovered(finding.crossed)} if finding.crossed else None,
-        },
+        "control": _controls(finding, control),
         "verdict": verdict(finding.comparisons),
         "images_recovered": number_recovered(finding.comparisons),
+    }
+
+
+def _controls(finding: AttackResult, control: Similarity) -> dict[str, Any]:
+    """Return the controls of an attack's images: unrelated images, the mean ones, and those of the next client.
+
+    Args:
+        finding: Result of the attack.
+        control: Similarity of the unrelated images.
+    """
+    return {
+        "unrelated": {
+            "psnr": _statistics(control.psnr),
+            "ssim": _statistics(control.ssim),
+            "lpips": None if control.lpips is None else _statistics(control.lpips),
+            "images_ahead": number_by_chance(finding.comparisons),
+        },
+        "mean_image": {
+            "psnr": _statistics(np.concatenate([comparison.mean_image for comparison in finding.comparisons]))
+        },
+        "class_means": {"psnr": _statistics(finding.class_means)},
+        "next_client": {"images_recovered": number_recovered(finding.crossed)} if finding.crossed else None,
     }
 
 

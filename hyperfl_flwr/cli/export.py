@@ -14,6 +14,7 @@ from hyperfl_flwr.launch.console import err, out
 if TYPE_CHECKING:
     from hyperfl_flwr.launch.plans import Plan
     from hyperfl_flwr.results.export import Exported, State
+    from hyperfl_flwr.results.join import Joined
     from hyperfl_flwr.results.join_server import JoinedByServer
 
 exports = typer.Typer()
@@ -104,7 +105,6 @@ def run_join(
 ) -> None:
     """Join a finished run as a new client with labelled data; trains its private parameters, or its embedding."""
     from hyperfl_flwr.core.device import resolve_device
-    from hyperfl_flwr.data.grouped_split import parse_grouping
     from hyperfl_flwr.models.provenance import use_weights
     from hyperfl_flwr.results.join import join, shared_of
     from hyperfl_flwr.results.join_server import join_with_server, joins_with_server
@@ -119,14 +119,7 @@ def run_join(
         return
     if output is None:
         raise ConfigError("no output folder given; use --output, or --deployment DIR")
-    kind, colon, path = data.partition(":")
-    if kind not in ("npz", "csv", "folder") or not colon:
-        raise ConfigError(f"--data must be npz:FILE, csv:FILE or folder:PATH, got {data!r}")
-    name = f"{kind}:{Path(path).expanduser().absolute()}"
-    try:
-        grouping = parse_grouping(group_by)
-    except ValueError as problem:
-        raise ConfigError(f"--group-by {problem}") from None
+    name, grouping = _labelled_data(data), _grouping(group_by)
     where, place, changes = source.absolute(), resolve_device(device), changes_of(data_root, weights)
     if joins_with_server(where):
         _print_joined(
@@ -141,16 +134,25 @@ def run_join(
     if weights is not None:  # a file of shared parameters names none
         use_weights(str(changes["lpm.weights"]))
     done = join(shared_of(where, changes), name, output.absolute(), rounds or 3, place, grouping=grouping)
-    for note in done.notes:
-        err.print(f"note: {note}", markup=False)
-    task = done.task
-    out.print(
-        f"{task.score_title} {task.text(done.score_before)} before and {task.text(done.score_after)} after "
-        f"{done.seconds:.1f} s of training on {done.train_examples} samples, of {done.test_examples} test samples",
-        markup=False,
-    )
-    for file in done.files:
-        out.print(str(file), markup=False)
+    _print_trained(done)
+
+
+def _labelled_data(data: str) -> str:
+    """Return the name of a client's data with an absolute path."""
+    kind, colon, path = data.partition(":")
+    if kind not in ("npz", "csv", "folder") or not colon:
+        raise ConfigError(f"--data must be npz:FILE, csv:FILE or folder:PATH, got {data!r}")
+    return f"{kind}:{Path(path).expanduser().absolute()}"
+
+
+def _grouping(group_by: str) -> str:
+    """Return how samples of one subject are recognised."""
+    from hyperfl_flwr.data.grouped_split import parse_grouping
+
+    try:
+        return parse_grouping(group_by)
+    except ValueError as problem:
+        raise ConfigError(f"--group-by {problem}") from None
 
 
 def _join_nodes(folder: Path, run: Path, rounds: int, model: str, rate: float) -> None:
@@ -166,6 +168,19 @@ def _join_nodes(folder: Path, run: Path, rounds: int, model: str, rate: float) -
         seen = personalize_nodes(deployment, planned, observer)
     for line in seen:
         out.print(line, markup=False)
+
+
+def _print_trained(done: Joined) -> None:
+    for note in done.notes:
+        err.print(f"note: {note}", markup=False)
+    task = done.task
+    out.print(
+        f"{task.score_title} {task.text(done.score_before)} before and {task.text(done.score_after)} after "
+        f"{done.seconds:.1f} s of training on {done.train_examples} samples, of {done.test_examples} test samples",
+        markup=False,
+    )
+    for file in done.files:
+        out.print(str(file), markup=False)
 
 
 def _print_joined(done: JoinedByServer) -> None:

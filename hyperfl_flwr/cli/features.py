@@ -1,13 +1,16 @@
 """The `hyperfl features` command: turn images with users into a file of feature vectors."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.launch.console import err, out
+
+if TYPE_CHECKING:
+    from hyperfl_flwr.data.features.archive import Written
 
 vectors = typer.Typer()
 
@@ -43,16 +46,10 @@ def features(
     from hyperfl_flwr.data.features.archive import Rules, inputs_of, write_features
     from hyperfl_flwr.data.features.listing import read_folder, read_split
     from hyperfl_flwr.data.features.parts import Computation
-    from hyperfl_flwr.data.features.places import check_places
     from hyperfl_flwr.launch.core_locks import usable_cores
     from hyperfl_flwr.models.pretrained.features import MOBILENET, load_mobilenet
 
-    path = output.absolute()
-    if path.suffix != ".npz":
-        raise ConfigError(f"--output must be a file that ends with .npz, got {output}")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--output must lie in an existing folder, but there is no {path.parent}; make it first")
-    check_places(path)
+    path = _output_file(output)
     if split is None and (test is not None or column != "user_id"):
         raise ConfigError("--test and --column belong to --split; give --split, or leave them out")
     folder = images.expanduser().absolute()
@@ -82,6 +79,27 @@ def features(
             Rules(fail_on_missing=fail_on_missing, min_images=min_images),
             lambda count: bar.advance(task, count),
         )
+    _print_written(written)
+
+
+def _output_file(output: Path) -> Path:
+    """Return the absolute path of the file to write.
+
+    Raises:
+        HyperFLError: If it is no .npz file, or cannot lie there.
+    """
+    from hyperfl_flwr.data.features.places import check_places
+
+    path = output.absolute()
+    if path.suffix != ".npz":
+        raise ConfigError(f"--output must be a file that ends with .npz, got {output}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--output must lie in an existing folder, but there is no {path.parent}; make it first")
+    check_places(path)
+    return path
+
+
+def _print_written(written: "Written") -> None:
     for note in written.notes:
         err.print(f"note: {note}", markup=False)
     users = f" of {written.facts['users']} users" if "users" in written.facts else ""

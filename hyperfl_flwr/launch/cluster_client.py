@@ -12,7 +12,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -85,6 +85,30 @@ def host_reports(
     ray = _connected(address)
     token = secrets.token_hex(16)
     (folder / "token").write_text(token)
+    look = _report_task()
+
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    paths = os.pathsep.join(filter(None, (str(app), os.environ.get("PYTHONPATH"))))
+    environment = {"env_vars": {**actor_environment(), "PYTHONPATH": paths}}
+
+    def ask(host: str, settings: Mapping[str, Scalar]) -> Any:  # noqa: ANN401 - a Ray reference
+        there = NodeAffinitySchedulingStrategy(node_id=host, soft=False)
+        gpus = 0.001 if host in gpu_hosts else 0
+        options = {"num_cpus": 0, "num_gpus": gpus, "max_retries": 0, "scheduling_strategy": there}
+        return ray.remote(look).options(**options, runtime_env=environment).remote(str(folder), token, dict(settings))
+
+    asked = {host.id: ask(host.id, settings) for host in hosts_of(ray.nodes())}
+    # This machine need not have a GPU.
+    asked[""] = ask(
+        ray.get_runtime_context().get_node_id(), {**settings, **({"device": "cpu"} if "device" in settings else {})}
+    )
+    end = time.monotonic() + REPORT_SECONDS
+    return {host: _answer(ray, reference, end - time.monotonic()) for host, reference in asked.items()}
+
+
+def _report_task() -> Callable[[str, str, Mapping[str, Scalar]], dict[str, str]]:
+    """Return what each host runs: check that it shares the folder with the token, and report on the run."""
 
     # A nested function is sent as code: a host without this project must be able to run it, too.
     def look(folder: str, token: str, settings: Mapping[str, Scalar]) -> dict[str, str]:
@@ -105,24 +129,7 @@ def host_reports(
             return {"problem": f"{type(error).__name__}: {error}"}
         return found
 
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    paths = os.pathsep.join(filter(None, (str(app), os.environ.get("PYTHONPATH"))))
-    environment = {"env_vars": {**actor_environment(), "PYTHONPATH": paths}}
-
-    def ask(host: str, settings: Mapping[str, Scalar]) -> Any:  # noqa: ANN401 - a Ray reference
-        there = NodeAffinitySchedulingStrategy(node_id=host, soft=False)
-        gpus = 0.001 if host in gpu_hosts else 0
-        options = {"num_cpus": 0, "num_gpus": gpus, "max_retries": 0, "scheduling_strategy": there}
-        return ray.remote(look).options(**options, runtime_env=environment).remote(str(folder), token, dict(settings))
-
-    asked = {host.id: ask(host.id, settings) for host in hosts_of(ray.nodes())}
-    # This machine need not have a GPU.
-    asked[""] = ask(
-        ray.get_runtime_context().get_node_id(), {**settings, **({"device": "cpu"} if "device" in settings else {})}
-    )
-    end = time.monotonic() + REPORT_SECONDS
-    return {host: _answer(ray, reference, end - time.monotonic()) for host, reference in asked.items()}
+    return look
 
 
 def differences(hosts: Iterable[Host], reports: Mapping[str, Mapping[str, str]], device: str = "") -> list[str]:

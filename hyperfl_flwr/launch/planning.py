@@ -4,12 +4,9 @@ Planning loads torch, the data set and the method, some 600 MB in total, which a
 The commands therefore plan in a subprocess, see `hyperfl_flwr.launch.subprocess_call`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-
-from clients.engine.context import client_setting
 from hyperfl_flwr.app.adversary import adversary_problem
 from hyperfl_flwr.app.joining import open_joinable
 from hyperfl_flwr.app.methods import check_run, check_secure_sum, client_of, strategy_of
@@ -22,29 +19,16 @@ from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError, DeviceError, RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.data.description import describe, label_notes
-from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
+from hyperfl_flwr.data.description import label_notes
+from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.launch.cluster import Cluster
-from hyperfl_flwr.launch.engine_choice import chosen_engine
-from hyperfl_flwr.launch.node_numbers import check_given_nodes, suitable_for_reduction
 from hyperfl_flwr.launch.plans import AUTO, IN_PROCESS, RAY, Plan, SimulationPlan
 from hyperfl_flwr.launch.settings import check_resume, requested, without_effect
-from hyperfl_flwr.launch.sizing import Machine, suitable_nodes, suitable_threads
-from hyperfl_flwr.launch.warnings import (
-    clients_of_a_round,
-    leak_warnings,
-    lie_warnings,
-    noise_warnings,
-    partition_warnings,
-)
+from hyperfl_flwr.launch.simulation_plan import simulation_plan
+from hyperfl_flwr.launch.warnings import partition_warnings
 from hyperfl_flwr.models.provenance import travelling_sources
-from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.runs.resume import refuse_other_nodes
 from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest
-
-FLOAT_BYTES = 4
-"""Bytes of a shared parameter, which is a float32."""
 
 
 def plan(
@@ -88,7 +72,7 @@ def plan(
     data = load_federated_data(config.data_settings())
     check_run(config, data.dataset.input_shape, data.dataset.num_classes)
     notes = [*without_effect(changes, config.method), *partition_warnings(changes, data), *label_notes(data)]
-    return _laid_out(config, data, num_nodes, engine, device, cluster, notes)
+    return simulation_plan(config, data, num_nodes, engine, device, cluster, notes)
 
 
 def _device_of(cluster: Cluster, name: str) -> str:
@@ -105,85 +89,6 @@ def _device_of(cluster: Cluster, name: str) -> str:
             f"start its hosts with `ray start --num-gpus`"
         )
     return name if name == "cuda" else resolve_device(name).type
-
-
-def _laid_out(
-    config: RunConfig,
-    data: FederatedData,
-    num_nodes: int | None,
-    engine: str,
-    device: str,
-    cluster: Cluster | None,
-    notes: Sequence[str],
-) -> SimulationPlan:
-    """Choose the nodes and threads that were not given; `notes` are warnings about the settings."""
-    if cluster is None:
-        machine = Machine.detect(torch.device(device))
-    else:
-        gpus = cluster.gpus if device == "cuda" else 0
-        machine = Machine(cores=cluster.cpus, memory=cluster.memory, gpus=gpus)
-    chosen_for = str(cluster or machine) if num_nodes is None or config.threads == "auto" else ""
-    shared_bytes = 0 if engine == IN_PROCESS else _shared_bytes(config, data)
-    if engine == AUTO:
-        engine = RAY if cluster else chosen_engine(resolved(config), data, shared_bytes, machine)
-    if num_nodes is not None:
-        check_given_nodes(config, num_nodes)
-    elif engine == IN_PROCESS:
-        num_nodes = suitable_for_reduction(config, 1)
-    else:
-        # The choice is for a usual round, which trains a sample of the clients; the last round trains all of them.
-        clients = clients_of_a_round(config)
-        threads = 1 if config.threads == "auto" else config.threads
-        num_nodes = suitable_for_reduction(config, suitable_nodes(machine, clients, shared_bytes, threads))
-    spoiled = lie_warnings(config, num_nodes)
-    if config.privacy.noise_multiplier:
-        spoiled += noise_warnings(config, num_nodes, _noisy_parameters(config, data))
-    if config.threads != "auto":
-        threads = config.threads
-    else:  # in one process, threads slow each other down when other programs use the same cores
-        threads = suitable_threads(machine, num_nodes) if engine == RAY else 1
-        # The CPUs of a process are those of one host.
-        while cluster is not None and threads > 1 and cluster.processes(threads) < num_nodes:
-            threads -= 1
-    if cluster is not None:
-        cluster.placement(num_nodes, threads, on_gpus=device == "cuda")  # raises if no host has room
-    config = config.model_copy(update={"threads": threads})
-    samples = [len(data.train_indices(client)) for client in range(config.num_clients)]
-    # Reconstruction is of images only.
-    pool = len(data.dataset.train.labels) if data.partition == config.data.partition else 0
-    leaks = leak_warnings(config, samples, pool) if len(data.dataset.input_shape) == 3 else []
-    warnings = [*notes, *data.dataset.notes, *strategy_of(config.method).warnings(resolved(config)), *leaks, *spoiled]
-    return SimulationPlan(
-        settings=config.flat(),
-        sources=travelling_sources(config.flat()),
-        warnings=warnings,
-        data=describe(data),
-        num_nodes=num_nodes,
-        threads=threads,
-        device=device,
-        num_gpus=machine.gpus,
-        chosen_for=chosen_for,
-        engine=engine,
-        cluster=cluster,
-    )
-
-
-def _shared_bytes(config: RunConfig, data: FederatedData) -> int:
-    """Return the bytes of the parameters that a client shares, the largest of all target networks."""
-    state, cpu = PrivateState(Path(), "", 0), torch.device("cpu")  # a GPU's memory is for the nodes
-    members = [
-        client_of(config.method)(client_setting(resolved(config).of_client(client), data, client, cpu, state))
-        for client in range(len(config.targets))
-    ]
-    return max(member.shared_bytes() for member in members)
-
-
-def _noisy_parameters(config: RunConfig, data: FederatedData) -> int:
-    """Return the number of parameters that a client trains under the noise: shared ones, or those they generate."""
-    shape, num_classes = data.dataset.input_shape, data.dataset.num_classes
-    networks = [build_target(name, shape, num_classes) for name in dict.fromkeys(config.targets)]
-    largest = max(sum(parameter.numel() for parameter in network.parameters()) for network in networks)
-    return min(largest, _shared_bytes(config, data) // FLOAT_BYTES)
 
 
 def _resumed_nodes(config: RunConfig, num_nodes: int | None) -> int:

@@ -1,6 +1,6 @@
 """Write the HTML report of a run: results, curves, traffic, settings and failures."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +14,26 @@ from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.tasks import CLASSIFICATION, Task, task_of
 from hyperfl_flwr.data.sample_format import shape_text
 from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.metrics.intervals import of_share
 from hyperfl_flwr.pages.figures import captioned, svg
 from hyperfl_flwr.pages.render import (
-    NOTHING,
     Settings,
-    interval_text,
-    megabytes,
-    percent,
     plain,
     score_interval_text,
     write_page,
 )
+from hyperfl_flwr.results.report_rows import (
+    circumstances,
+    client_headers,
+    client_rows,
+    cost_rows,
+    left_out_rows,
+    node_rows,
+    score_rows,
+)
 from hyperfl_flwr.runs.cross_site import CrossSite
 from hyperfl_flwr.runs.failures import away_text, nobody_text, read_failures
-from hyperfl_flwr.runs.kept_models import KeptModels
-from hyperfl_flwr.runs.listed_clients import clients_per_node, is_listed, label_rows
+from hyperfl_flwr.runs.listed_clients import is_listed, label_rows
 from hyperfl_flwr.runs.matrix_plot import matrix_figure
-from hyperfl_flwr.runs.novel_results import means, read_novel
 from hyperfl_flwr.runs.plots import clients_figure, labels_figure, run_panels
 from hyperfl_flwr.runs.privacy_statement import statement_text
 from hyperfl_flwr.runs.run_data import RunData
@@ -39,7 +41,6 @@ from hyperfl_flwr.runs.run_directory import (
     has_secure_sums,
     is_simulation,
     read_manifest,
-    read_metrics,
     settings_of,
     trained_settings,
 )
@@ -52,26 +53,10 @@ from hyperfl_flwr.runs.summary_texts import (
     secure_sums_text,
     shares_text,
 )
-from hyperfl_flwr.runs.targets import reached
 from hyperfl_flwr.runs.validation import chooses_state, replaces_test_data
 
 MOST_FAILURES = 100
 """Largest number of failures that the report lists; a long run may have thousands, and all are in its folder."""
-
-MOST_CLIENTS = 1000
-"""Largest number of clients of which the report lists each."""
-
-SPREAD = {
-    "test_accuracy_std": "standard deviation of personalized {} over the clients",
-    "test_accuracy_worst_decile": "personalized {} of the worst tenth of the clients",
-    "test_accuracy_worst": "personalized {} of the worst client",
-}
-"""Numbers of summary.json about single clients, with `{}` for the main score."""
-
-GLOBAL_SCORES = {
-    "global_test_accuracy": "personalized {} on all test data of the data set",
-    "global_test_accuracy_aggregate": "aggregate {} on all test data of the data set",
-}
 
 
 def write_report(path: Path, output: Path | None = None) -> Path:
@@ -97,10 +82,9 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         summary = summarise(path)
     except ValueError as error:
         raise RunDirectoryError(f"{error}; wait for the first round before writing a report") from None
-    file, client, data = output or path / "report.html", client_of(method_of(path)), RunData.read(manifest)
-    config = RunConfig.from_flat(settings_of(path))
-    matrix, task = CrossSite.read(path), task_of(summary)
-    reductions = client.weighted(equal=manifest["settings"].get("privacy.unit") == "client")
+    data, matrix = RunData.read(manifest), CrossSite.read(path)
+    config, task = RunConfig.from_flat(settings_of(path)), task_of(summary)
+    file = output or path / "report.html"
     write_page(
         file,
         "report.html",
@@ -108,31 +92,14 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         summary=summary,
         method=METHODS[summary["method"]],
         task=task,
-        personalized=_score_card(summary, "test_accuracy"),
-        aggregate=_score_card(summary, "test_accuracy_aggregate"),
-        state=_state(manifest, summary),
-        nobody=nobody_text(path),
-        majority=majority_text(summary),
-        fall=fall_text(summary),
-        malicious=malicious_text(manifest),
-        least_shares=shares_text(summary),
-        secure_sums=secure_sums_text(manifest, summary) if has_secure_sums(manifest) else "",
-        privacy=statement_text(summary["privacy"]),
+        **_result(path, manifest, summary),
         data=_described(data, task),
         networks=_networks(config),
         figures=_figures(path, summary),
-        labels_figure=_labels(manifest),
+        **_clients(path, manifest, summary, task),
         matrix=matrix,
         matrix_figure=_matrix(matrix),
-        simulated=is_simulation(manifest),
-        scores=list(_scores(path, summary, unknown=NOT_KNOWN if has_secure_sums(manifest) else "none")),
-        client_headers=_client_headers(task),
-        each_client=list(_each_client(path, summary)),
-        samples="validation" if replaces_test_data(manifest["settings"]) else "test",
-        chooses_state=summary["keep"] == "best" and chooses_state(manifest["settings"]),
-        shared=", ".join(f"{name} ({reduction.value.replace('_', ' ')})" for name, reduction in reductions.items()),
-        private=", ".join(client.kept_groups(config)),
-        costs=list(_costs(summary)),
+        **_communication(path, manifest, summary, config),
         found=Settings.of(
             data.named_in(manifest["settings"]),
             default_settings(summary["method"]),
@@ -140,12 +107,54 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         ),
         left_out=[(failure.round, failure.phase, failure.client, failure.reason) for failure in read_failures(path)],
         most_failures=MOST_FAILURES,
-        away=away_text(path),
-        left_out_nodes=list(_left_out_nodes(manifest)),
-        nodes=list(_nodes(manifest)),
-        circumstances_rows=[(name, plain(value)) for name, value in _circumstances(manifest)],
+        left_out_nodes=list(left_out_rows(manifest)),
+        nodes=list(node_rows(manifest)),
+        circumstances_rows=[(name, plain(value)) for name, value in circumstances(manifest)],
     )
     return file
+
+
+def _result(path: Path, manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the page says first: the run's state and its notices, the mean scores, and facts about them."""
+    return {
+        "state": _state(manifest, summary),
+        "nobody": nobody_text(path),
+        "majority": majority_text(summary),
+        "fall": fall_text(summary),
+        "secure_sums": secure_sums_text(manifest, summary) if has_secure_sums(manifest) else "",
+        "personalized": _score_card(summary, "test_accuracy"),
+        "aggregate": _score_card(summary, "test_accuracy_aggregate"),
+        "chooses_state": summary["keep"] == "best" and chooses_state(manifest["settings"]),
+        "malicious": malicious_text(manifest),
+        "least_shares": shares_text(summary),
+        "privacy": statement_text(summary["privacy"]),
+        "away": away_text(path),
+    }
+
+
+def _clients(path: Path, manifest: Mapping[str, Any], summary: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    """Return what the page says about the clients: on which samples, scores over them, labels, and a row for each."""
+    return {
+        "samples": "validation" if replaces_test_data(manifest["settings"]) else "test",
+        "scores": list(score_rows(path, summary, unknown=NOT_KNOWN if has_secure_sums(manifest) else "none")),
+        "labels_figure": _labels(manifest),
+        "simulated": is_simulation(manifest),
+        "client_headers": client_headers(task),
+        "each_client": list(client_rows(path, summary)),
+    }
+
+
+def _communication(
+    path: Path, manifest: Mapping[str, Any], summary: Mapping[str, Any], config: RunConfig
+) -> dict[str, Any]:
+    """Return which groups of parameters are shared and which are private, and what a round costs."""
+    client = client_of(method_of(path))
+    reductions = client.weighted(equal=manifest["settings"].get("privacy.unit") == "client")
+    return {
+        "shared": ", ".join(f"{name} ({reduction.value.replace('_', ' ')})" for name, reduction in reductions.items()),
+        "private": ", ".join(client.kept_groups(config)),
+        "costs": list(cost_rows(summary)),
+    }
 
 
 def _state(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
@@ -185,64 +194,6 @@ def _networks(config: RunConfig) -> str:
     return "; ".join(f"{name}: clients {', '.join(map(str, some))}" for name, some in clients.items())
 
 
-def _client_headers(task: Task) -> list[str]:
-    """Return the headers of the rows of `_each_client`."""
-    names = [title.partition(" (")[0] for title in task.score_titles]
-    interval, usual = (["interval"], ["most common class"]) if task is CLASSIFICATION else ([], [])
-    return ["client", "test samples", task.score_title, *interval, *names, *usual]
-
-
-def _each_client(path: Path, summary: Mapping[str, Any]) -> Iterable[tuple[str, ...]]:
-    """Yield a row for each client with a score; none with secure sums, or of very many clients."""
-    task = task_of(summary)
-    if summary[task.key("test_accuracy_per_client")] is None or summary["num_clients"] > MOST_CLIENTS:
-        return
-    kept = KeptModels.of({"keep": summary["keep"]}, list(read_metrics(path)), summary["rounds"])
-    clients = kept.clients(summary["num_clients"])
-    of_model = [clients.numbers(name) for name in (task.score, *task.all_scores)]
-    of_data = [clients.numbers(name, of_kind=False) for name in ("test_examples", "majority_share")]
-    for client, (number, share, score, *scores) in enumerate(zip(*of_data, *of_model, strict=True)):
-        if score is not None:
-            total = int(number or 0)
-            interval, usual = [], []
-            if task is CLASSIFICATION:
-                interval, usual = [interval_text(of_share(round(score * total), total))], [share]
-            shown = (NOTHING if value is None else task.text(value) for value in (*scores, *usual))
-            yield str(client), str(total), task.text(score), *interval, *shown
-
-
-def _scores(path: Path, summary: Mapping[str, Any], unknown: str) -> Iterable[tuple[str, str]]:
-    task = task_of(summary)
-    for key, name in SPREAD.items():
-        value = summary[task.key(key)]
-        yield name.format(task.score_title), unknown if value is None else task.text(value)
-    for key, name in zip(task.all_scores, task.score_titles, strict=True):
-        for kind, part in (("personalized", ""), ("aggregate", "_aggregate")):
-            if summary[f"test_{key}{part}"] is not None:
-                yield f"{name}, {kind}", task.text(summary[f"test_{key}{part}"])
-    if summary["test_majority_share"] is not None:
-        share = "share of the most common class" if task is CLASSIFICATION else "share of the most common values"
-        yield f"{share}, which says what an accuracy is worth", percent(summary["test_majority_share"])
-    for key, name in GLOBAL_SCORES.items():
-        if (value := summary[task.key(key)]) is not None:
-            yield name.format(task.score_title), task.text(value)
-    for accuracy, target, number in reached(read_manifest(path)["settings"], summary):
-        yield f"first round with a mean {accuracy} of {target}", "none" if number is None else str(number)
-    for (way, corruption), found in means(read_novel(path)).items():
-        name = f"novel clients, {way}" + ("" if corruption == "none" else f", {corruption}")
-        yield name, f"{found} %".replace("+-", "±")
-
-
-def _costs(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    yield "a client's payload to the server", megabytes(summary["bytes_up_per_client_round"])
-    yield "a client's payload from the server", megabytes(summary["bytes_down_per_client_round"])
-    yield "on the wire between server and nodes, both directions", megabytes(summary["bytes_on_wire_per_round"])
-    yield "seconds", f"{summary['seconds_per_round']:.2f}"
-    if summary.get("unmask_seconds_per_round") is not None:
-        yield "seconds of UNMASK, in which sums are opened", f"{summary['unmask_seconds_per_round']:.3f}"
-    yield "peak memory", f"{summary['peak_memory_mb']:.0f} MB"
-
-
 def _figures(path: Path, summary: Mapping[str, Any]) -> list[tuple[str, Markup]]:
     """Draw the run's main score and loss; returns (caption, figure) pairs."""
     drawn, task = run_panels(path), task_of(summary)
@@ -267,26 +218,3 @@ def _matrix(found: CrossSite | None) -> Markup | None:
     if found is None:
         return None
     return svg(matrix_figure(found), "cross-site", "accuracy of each client's model on each client's data")
-
-
-def _left_out_nodes(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
-    for refused in manifest.get("refused", ()):
-        yield plain(refused["node"]), "refused", refused["reason"]
-    for excluded in manifest.get("excluded", ()):
-        until = "the end" if excluded["until"] is None else f"round {excluded['until']}"
-        yield str(excluded["node"]), f"excluded after round {excluded['round']} until {until}", excluded["reason"]
-
-
-def _nodes(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str, str, str]]:
-    devices = manifest.get("devices", [None] * len(manifest["nodes"]))
-    for number, (clients, device) in enumerate(zip(clients_per_node(manifest), devices, strict=True)):
-        joined = "after the start" if number in manifest.get("joined", ()) else "at the start"
-        yield str(number), str(clients), device or "never connected", joined if device else ""
-
-
-def _circumstances(manifest: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    yield "experiment", manifest["experiment"]
-    yield "resumed", counted(len(manifest["resumed"]), "time")
-    yield from manifest["code"].items()
-    yield from manifest["hardware"].items()
-    yield from manifest["versions"].items()

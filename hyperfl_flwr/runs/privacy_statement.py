@@ -55,7 +55,7 @@ class PrivacyStatement:
         clip_norm: The clipping norm.
         accountant: Name of the method that computes epsilon.
         horizon: Number of releases so far (client), or of rounds of the run, with repeated ones (record).
-        epsilon_taken: Epsilon of the noisy steps so far, of the client with the largest share of its planned ones;
+        epsilon_taken: Epsilon of the noisy steps so far, of the client for which it is largest;
             None unless all clients report their steps.
         epsilon_central_limit: The same by the central limit of Gaussian differential privacy, which is no bound.
         crowd: Least number of clients in a sum that had the noise, of honest ones with `sum`; None at record level.
@@ -268,12 +268,20 @@ class _Plan:
         return max(self.epsilon, record_epsilon(self.noise(size), min(1.0, self.batch / size), steps, self.delta))
 
     def of_taken(self, sizes: Mapping[int, int], steps: Mapping[int, int]) -> tuple[float, float]:
-        """Return the epsilon of the steps of the client with the largest share of its planned ones, in both ways."""
-        shares = {client: steps[client] / self.steps_of(size) for client, size in sizes.items()}
-        client = max(shares, key=lambda number: (shares[number], -sizes[number]))
-        size, taken = sizes[client], steps[client]
-        arguments = (self.noise(size), min(1.0, self.batch / size), taken, self.delta)
-        return record_epsilon(*arguments), central_limit_epsilon(*arguments)
+        """Return the largest epsilon of the steps that a client has taken, in both ways.
+
+        Of two clients with the same share of their planned steps, the one with more samples has spent more: one is
+        left out if another has at least its share and its number of samples.
+        """
+        ordered = sorted(((steps[client] / self.steps_of(size), size, steps[client]) for client, size in sizes.items()))
+        found, largest = [], 0
+        for _, size, taken in reversed(ordered):
+            if size > largest:
+                largest = size
+                arguments = (self.noise(size), min(1.0, self.batch / size), taken, self.delta)
+                found.append((record_epsilon(*arguments), central_limit_epsilon(*arguments)))
+        exact, limits = zip(*found, strict=True)
+        return max(exact), max(limits)
 
 
 def _reported_steps(run: Path) -> tuple[dict[int, int], dict[int, int]]:

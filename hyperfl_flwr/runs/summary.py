@@ -1,16 +1,13 @@
 """Summarise the result of a run in a few numbers, computed from its records."""
 
 import json
-import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from hyperfl_flwr.core.errors import RunDirectoryError, StateError
 from hyperfl_flwr.core.tasks import Task, task_of
-from hyperfl_flwr.metrics.intervals import Interval, of_mean
 from hyperfl_flwr.node.private_state import largest_state
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 from hyperfl_flwr.runs.cross_site import CrossSite
@@ -20,6 +17,7 @@ from hyperfl_flwr.runs.novel_results import flat_means, read_novel
 from hyperfl_flwr.runs.privacy_statement import PrivacyStatement
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.runs.run_directory import Record, has_secure_sums, is_simulation, read_manifest, read_metrics
+from hyperfl_flwr.runs.score_spread import Spread
 from hyperfl_flwr.runs.targets import rounds_to_targets
 from hyperfl_flwr.runs.validation import best_record, measures_state
 
@@ -80,31 +78,61 @@ def summarise(path: Path) -> dict[str, Any]:
     rounds = [record for record in records if record["kind"] == "train"]
     if not rounds:
         raise ValueError(f"{path} has no finished round")
-    last = rounds[-1]["round"]
-    settings = manifest["settings"]
-    task = task_of(settings)
+    settings, task = manifest["settings"], task_of(manifest["settings"])
+    kept = KeptModels.of(settings, records, rounds[-1]["round"])
     is_secure = has_secure_sums(manifest)
-    kept = KeptModels.of(settings, records, last)
     clients = None if is_secure else kept.clients(settings["num-clients"])
     with_state = kept.clients_with_state(settings["num-clients"]) if kept.aggregate_rows else None
-    personalized, aggregate = f"{kept.kind}_{task.score}", f"aggregate_{task.score}"
-    own = _Spread.of(clients.numbers(task.score)) if clients else _Spread.opened(kept.means, personalized)
-    evaluation = kept.aggregate
     states = [record for record in records if record["kind"] == "aggregate" and measures_state(settings)]
-    checkpoints = Checkpoints(path / "checkpoints")
-    stored = checkpoints.rounds()
     summary = {
         "method": settings["method"],
         "dataset": RunData.read(manifest).title,
         "num_clients": settings["num-clients"],
         "num_nodes": len(manifest["nodes"]),
-        "rounds": last,
+        "rounds": rounds[-1]["round"],
         "task": task.name,
+        **_main_score(records, kept, clients, with_state, task),
+        **_other_scores(rounds[-1], kept, clients, with_state, task),
+        **_backdoor(kept),
+        "keep": "best" if kept.kind == "kept" else "last",
+        **_validation([*rounds, *states], kept, task),
+        **_best(rounds, f"personalized_{task.score}", ""),
+        **_best(states, f"aggregate_{task.score}", "_aggregate"),
+        **rounds_to_targets(settings, records, task),
+        **_costs(path, manifest, rounds),
+        "privacy": PrivacyStatement.of(path, manifest).entry(),
+        **(_opening_costs(rounds) if is_secure else {}),
+        **_node_shares(rounds),
+        **flat_means(read_novel(path)),
+        **(matrix.entries() if (matrix := CrossSite.read(path)) else {}),
+    }
+    return {name if task.has_shares else task.key(name): value for name, value in summary.items()}
+
+
+def _main_score(
+    records: Sequence[Record],
+    kept: KeptModels,
+    clients: ClientNumbers | None,
+    with_state: ClientNumbers | None,
+    task: Task,
+) -> dict[str, Any]:
+    """Return the main score on test data: its means and their errors, its spread over the clients, and each client's.
+
+    Args:
+        records: Lines of metrics.jsonl.
+        kept: Which models the score is of.
+        clients: Numbers of each client's model; None if they are not known.
+        with_state: Numbers of each client with the global state; None if they are not known.
+        task: The run's task.
+    """
+    personalized, aggregate = f"{kept.kind}_{task.score}", f"aggregate_{task.score}"
+    own = Spread.of(clients.numbers(task.score)) if clients else Spread.opened(kept.means, personalized)
+    return {
         "test_accuracy": own.mean,
         "test_accuracy_sem": _error(kept.means, personalized),
-        "test_accuracy_aggregate": evaluation.get(aggregate),
-        "test_accuracy_aggregate_sem": _error(evaluation, aggregate),
-        "test_accuracy_aggregate_num_clients": _num_clients(records, evaluation, aggregate),
+        "test_accuracy_aggregate": kept.aggregate.get(aggregate),
+        "test_accuracy_aggregate_sem": _error(kept.aggregate, aggregate),
+        "test_accuracy_aggregate_num_clients": _num_clients(records, kept.aggregate, aggregate),
         "test_accuracy_worst": own.worst,
         "test_accuracy_worst_decile": own.worst_decile,
         "test_accuracy_std": own.std,
@@ -114,21 +142,39 @@ def summarise(path: Path) -> dict[str, Any]:
         "test_examples_per_client": clients.numbers("test_examples", of_kind=False) if clients else None,
         "test_accuracy_num_clients": own.num_clients,
         "test_majority_share": _majority_share(clients, task),
+    }
+
+
+def _other_scores(
+    last: Record, kept: KeptModels, clients: ClientNumbers | None, with_state: ClientNumbers | None, task: Task
+) -> dict[str, Any]:
+    """Return the means of the other scores, and those on all test data; `last` is the last round's line of means."""
+    return {
         **{f"test_{name}": kept.means.get(f"{kept.kind}_{name}") for name in task.all_scores},
-        **{f"test_{name}_aggregate": evaluation.get(f"aggregate_{name}") for name in task.all_scores},
+        **{f"test_{name}_aggregate": kept.aggregate.get(f"aggregate_{name}") for name in task.all_scores},
         **_fewer(clients, task, ""),
         **_fewer(with_state, task, "_aggregate"),
-        "global_test_accuracy": rounds[-1].get(f"personalized_global_{task.score}"),
-        "global_test_accuracy_aggregate": evaluation.get(f"aggregate_global_{task.score}"),
-        **_backdoor(kept),
-        "keep": "best" if kept.kind == "kept" else "last",
-        f"validation_{task.deciding}": kept.means.get(f"{kept.kind}_validation_{task.deciding}"),
-        f"validation_{task.deciding}_aggregate": kept.aggregate.get(f"aggregate_validation_{task.deciding}"),
+        "global_test_accuracy": last.get(f"personalized_global_{task.score}"),
+        "global_test_accuracy_aggregate": kept.aggregate.get(f"aggregate_global_{task.score}"),
+    }
+
+
+def _validation(records: Sequence[Record], kept: KeptModels, task: Task) -> dict[str, Any]:
+    """Return the means on validation data that decide about rounds, and the best rounds by them."""
+    name = f"validation_{task.deciding}"
+    return {
+        name: kept.means.get(f"{kept.kind}_{name}"),
+        f"{name}_aggregate": kept.aggregate.get(f"aggregate_{name}"),
         "best_validation_round": best_record(records, task, "personalized").get("round"),
-        "best_validation_round_aggregate": best_record(states, task, "aggregate").get("round"),
-        **_best(rounds, f"personalized_{task.score}", ""),
-        **_best(states, aggregate, "_aggregate"),
-        **rounds_to_targets(settings, records, task),
+        "best_validation_round_aggregate": best_record(records, task, "aggregate").get("round"),
+    }
+
+
+def _costs(path: Path, manifest: Mapping[str, Any], rounds: Sequence[Record]) -> dict[str, Any]:
+    """Return what the run takes: seconds and bytes of a round, bytes that are kept, and memory."""
+    checkpoints = Checkpoints(path / "checkpoints")
+    stored = checkpoints.rounds()
+    return {
         "seconds_per_round": _median(rounds, "seconds"),
         "bytes_up_per_client_round": int(_median(rounds, "bytes_up_per_client")),
         "bytes_down_per_client_round": int(_median(rounds, "bytes_down_per_client")),
@@ -136,13 +182,7 @@ def summarise(path: Path) -> dict[str, Any]:
         "server_state_bytes": checkpoints.server_state_bytes(stored[-1]) if stored else None,
         "client_state_bytes": _client_state_bytes(path, is_simulated=is_simulation(manifest)),
         "peak_memory_mb": max(record["peak_memory_mb"] for record in rounds),
-        "privacy": PrivacyStatement.of(path, manifest).entry(),
-        **(_opening_costs(rounds) if is_secure else {}),
-        **_node_shares(rounds),
-        **flat_means(read_novel(path)),
-        **(matrix.entries() if (matrix := CrossSite.read(path)) else {}),
     }
-    return {name if task.has_shares else task.key(name): value for name, value in summary.items()}
 
 
 def _backdoor(kept: KeptModels) -> dict[str, float]:
@@ -184,47 +224,6 @@ def _error(record: Record, name: str) -> float | None:
     """Return the standard error of a record's mean over drawn clients; None if it has none."""
     error: float | None = record.get(f"{name}_sem")
     return error
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Spread:
-    """Main scores of the clients after the last round; None where they are not known."""
-
-    mean: float | None
-    std: float | None
-    num_clients: int
-    worst: float | None = None
-    worst_decile: float | None = None
-    interval: Interval | None = None
-    per_client: Sequence[float | None] | None = None
-
-    @classmethod
-    def of(cls, per_client: Sequence[float | None]) -> Self:
-        """Return the numbers of clients that are known one by one."""
-        known = sorted(accuracy for accuracy in per_client if accuracy is not None)
-        # Minus the floor of the negated quotient is the ceiling: the lowest tenth has at least one client.
-        lowest = known[: -(-len(known) // 10)]
-        return cls(
-            mean=statistics.fmean(known) if known else None,
-            std=statistics.pstdev(known) if known else None,
-            num_clients=len(known),
-            worst=min(known, default=None),
-            worst_decile=statistics.fmean(lowest) if lowest else None,
-            interval=_interval(statistics.fmean(known), statistics.pstdev(known), len(known)) if known else None,
-            per_client=per_client,
-        )
-
-    @classmethod
-    def opened(cls, record: Record, name: str) -> Self:
-        """Return the numbers of a score of which only the sums over the clients were opened."""
-        mean, std = (record.get(f"{name}{part}") for part in ("", "_std"))
-        interval = None if mean is None or std is None else _interval(mean, std, record["clients"])
-        return cls(mean=mean, std=std, num_clients=record["clients"], interval=interval)
-
-
-def _interval(mean: float, std: float, number: int) -> Interval | None:
-    """Return the 95 % interval of a mean, from the standard deviation that is divided by the number of values."""
-    return of_mean(mean, std * math.sqrt(number / (number - 1)), number) if number > 1 else None
 
 
 def _opening_costs(rounds: Sequence[Record]) -> dict[str, Any]:
