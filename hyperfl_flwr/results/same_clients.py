@@ -86,6 +86,7 @@ def numbers_text(counts: Mapping[str, tuple[int, int]]) -> str:
         return ""
     shown = ", ".join(f"{name} {number} of {of}" for name, (number, of) in counts.items())
     return (
-        f"Personalized means are not over all clients: {shown}. A client that has failed, was away or was not drawn is "
-        f"in no mean, and these need not be the same in all runs. Differences are of the clients that both have."
+        f"Personalized means are not over all clients: {shown}. A client that has failed, was away, was not drawn or "
+        f"belongs to a malicious node is in no mean, and these need not be the same in all runs. Differences are of "
+        f"the clients that both have."
     )

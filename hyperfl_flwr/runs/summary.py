@@ -8,6 +8,7 @@ from typing import Any
 
 from hyperfl_flwr.core.errors import RunDirectoryError, StateError
 from hyperfl_flwr.core.tasks import Task, task_of
+from hyperfl_flwr.metrics.intervals import Interval
 from hyperfl_flwr.node.private_state import largest_state
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 from hyperfl_flwr.runs.cross_site import CrossSite
@@ -136,7 +137,7 @@ def _main_score(
         "test_accuracy_worst": own.worst,
         "test_accuracy_worst_decile": own.worst_decile,
         "test_accuracy_std": own.std,
-        "test_accuracy_interval": own.interval,
+        "test_accuracy_interval": _clipped(own.interval) if task.has_shares else own.interval,
         "test_accuracy_per_client": own.per_client,
         "test_accuracy_aggregate_per_client": with_state.numbers(task.score) if with_state else None,
         "test_examples_per_client": clients.numbers("test_examples", of_kind=False) if clients else None,
@@ -255,6 +256,11 @@ def _median(rounds: Sequence[Record], name: str) -> float:
     return float(statistics.median(record[name] for record in rounds))
 
 
+def _clipped(interval: Interval | None) -> Interval | None:
+    """Return the part of an interval in which a share can be."""
+    return None if interval is None else (max(interval[0], 0.0), min(interval[1], 1.0))
+
+
 def _best(records: Sequence[Record], name: str, part: str) -> dict[str, Any]:
     """Return the round with the highest mean accuracy, the first of several, and that accuracy.
 
@@ -267,4 +273,8 @@ def _best(records: Sequence[Record], name: str, part: str) -> dict[str, Any]:
     most = max((int(record["clients"]) for record in known), default=0)
     chosen = complete or [record for record in known if record["clients"] == most]
     best: Record = max(chosen, key=lambda record: float(record[name]), default={})
-    return {f"best_round{part}": best.get("round"), f"best_accuracy{part}": best.get(name)}
+    return {
+        f"best_round{part}": best.get("round"),
+        f"best_accuracy{part}": best.get(name),
+        f"best_num_clients{part}": best.get("measured", best.get("clients")),
+    }

@@ -28,10 +28,16 @@ def majority_text(summary: Mapping[str, Any]) -> str:
 
 
 def fall_text(summary: Mapping[str, Any]) -> str:
-    """Return a warning if the mean personalized score was higher in an earlier round; else nothing."""
+    """Return a warning if the mean personalized score of the same clients was higher in an earlier round; else nothing.
+
+    Rounds of other clients, which were drawn or of which some failed, have other means for that reason alone.
+    """
     task = task_of(summary)
-    best, last = (summary[task.key(name)] for name in ("best_accuracy", "test_accuracy"))
+    best, last, error = (summary[task.key(name)] for name in ("best_accuracy", "test_accuracy", "test_accuracy_sem"))
     if best is None or last is None or best - last < FALLEN or summary["keep"] == "best":
+        return ""
+    number = summary[task.key("test_accuracy_num_clients")]
+    if error is not None or summary.get("best_num_clients", number) != number:
         return ""
     return (
         f"the mean personalized {task.score_title} was highest after round {summary['best_round']}, {task.text(best)}, "

@@ -213,7 +213,7 @@ class RecordedStrategy(Strategy):
         self._warn_of_unknown_validation(current)
         self.directory.append(aggregate_records(outcome, current - 1))
         phase = self.inner.phase(current)
-        record, *rows = training_records(outcome, config, current, phase, seconds)
+        record, *rows = training_records(outcome, config, current, phase, seconds, self._population())
         self.directory.append([record, *rows])
         self._record_failures(f"round-{current:06d}", f"round {current}")
         self._warn(f"round {current}")
@@ -226,6 +226,16 @@ class RecordedStrategy(Strategy):
         )
         if current == 1 and outcome.finished and self._nodes_text():
             self.announce(". ".join(filter(None, (f"round 1 {costs_text(record, rows)}", self.inner.lighter()))))
+
+    def _population(self) -> int:
+        """Return the number of clients that are present and whose numbers count: those of honest nodes."""
+        context, absent = self.inner.context, set(self.inner.outcome.absent)
+        adversary, federation = context.config.adversary, context.federation
+        if adversary.attack == "none" or not federation.nodes:
+            return context.config.num_clients - len(absent)
+        malicious = adversary.malicious_nodes(context.config.seed, federation.num_nodes)
+        honest = [node for node in federation.nodes if node.partition not in malicious]
+        return len({client for node in honest for client in node.clients} - absent)
 
     def _nodes_text(self) -> str:
         """Return the part of a round's line that lists a deployment's nodes; empty in a simulation."""
@@ -262,10 +272,11 @@ class RecordedStrategy(Strategy):
         config, outcome = self.inner.context.config, self.inner.outcome
         population = config.num_clients - len(outcome.absent)
         is_drawn = config.num_evaluated(population) < population
-        records = aggregate_records(outcome, num_rounds, population if is_drawn else None)
+        drawn_from = self._population() if is_drawn else None
+        records = aggregate_records(outcome, num_rounds, drawn_from)
         self.directory.append(records)
         if config.keep == "best":
-            self.directory.append(kept_records(outcome, num_rounds, population if is_drawn else None))
+            self.directory.append(kept_records(outcome, num_rounds, drawn_from))
         self._warn("evaluation")
         if is_drawn:
             self.announce(

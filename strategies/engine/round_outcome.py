@@ -123,6 +123,11 @@ class Outcome:
         return {name: statistics.fmean(values) for name, values in sorted(found.items())}
 
     @property
+    def measured(self) -> int:
+        """Number of clients that finished and whose numbers are known: not those of malicious nodes in a simulation."""
+        return self.tally.clients if self.tally is not None else sum(bool(result.metrics) for result in self.results)
+
+    @property
     def blamed(self) -> dict[int, Refused]:
         """The refused replies that are the nodes' fault, by the node's Flower id.
 

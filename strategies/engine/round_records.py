@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.tasks import MAIN_SCORES, Task
 from hyperfl_flwr.metrics.memory import peak_memory
 from hyperfl_flwr.protocol.messages import ClientResult
@@ -14,7 +15,7 @@ from strategies.engine.sampling import standard_error
 
 OF_THE_SERVER = frozenset(
     {
-        "kind", "round", "phase", "client", "clients", "failed", "away", "num_examples", "drawn_from",
+        "kind", "round", "phase", "client", "clients", "measured", "failed", "away", "num_examples", "drawn_from",
         "client_seconds", "unmask_seconds", "saturated", "node_shares", "bytes_down_per_client", "bytes_up_per_client",
         "bytes_on_wire", "peak_memory_mb",
     }
@@ -127,8 +128,11 @@ def mean_text(record: Record, kind: str, asked: int, task: Task) -> str:
     score = f"{task.score_title} not known" if finished else "no client finished"
     if name in record:
         error = f" ± {record[name + ERROR]:.4f}" if name + ERROR in record else ""
-        score = f"{kind} {task.score_title} {record[name]:.4f}{error}"
+        over = f" of {counted(record['measured'], 'client')}" if "measured" in record else ""
+        score = f"{kind} {task.score_title} {record[name]:.4f}{error}{over}"
     drawn = f" drawn from {record['drawn_from']}" if "drawn_from" in record else ""
+    if "measured" in record:
+        return f"{score}{drawn}, {finished} of {asked} clients finished"
     return f"{score}, {finished} of {asked} clients{drawn}"
 
 
@@ -144,13 +148,18 @@ def _shares_of(outcome: Outcome) -> Record:
     return {"node_shares": shares} if shares else {}
 
 
+def _measured(outcome: Outcome) -> Record:
+    """Return the number of clients that the means are over; empty if it is that of all that finished."""
+    return {} if outcome.measured == len(outcome.finished) else {"measured": outcome.measured}
+
+
 def _lost(outcome: Outcome) -> list[int]:
     """Return the clients on nodes that went away during the round."""
     return [client for clients in outcome.away.values() for client in clients]
 
 
 def training_records(
-    outcome: Outcome, config: RunConfig, server_round: int, phase: str, seconds: float
+    outcome: Outcome, config: RunConfig, server_round: int, phase: str, seconds: float, population: int
 ) -> list[Record]:
     """Return the line about the training of a round, and a line for each client.
 
@@ -160,8 +169,8 @@ def training_records(
         server_round: The round.
         phase: Name of its training phase; empty if there is only one.
         seconds: Wall time of the round.
+        population: Number of clients that those with numbers were drawn from.
     """
-    population = config.num_clients - len(outcome.absent)
     may_be_last = config.last_round == "sampled" or config.early_stopping > 0
     is_drawn = may_be_last and not config.trains_all(server_round)
     record: Record = {
@@ -169,6 +178,7 @@ def training_records(
         "round": server_round,
         **({"phase": phase} if phase else {}),
         "clients": len(outcome.finished),
+        **_measured(outcome),
         "failed": sorted(failure.client for failure in outcome.failures),
         "away": sorted([*outcome.absent, *_lost(outcome)]),
         **means_of(outcome, drop="aggregate-"),
@@ -215,7 +225,7 @@ def _records_of(
     means = {
         name: value for name, value in (means_of(outcome) | errors).items() if name.startswith((f"{kind}_", "drawn"))
     }
-    record = {"kind": kind, "round": after_round, "clients": len(outcome.finished), **means}
+    record = {"kind": kind, "round": after_round, "clients": len(outcome.finished), **_measured(outcome), **means}
     rows = [
         ClientResult(
             client=result.client,

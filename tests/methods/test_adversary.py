@@ -201,3 +201,23 @@ def test_a_deployed_node_refuses_to_lie(tmp_path: Path) -> None:
     with pytest.raises(RefusalError, match=r"adversary.attack must be none in a deployment, got label-flip"):
         NodeApp(node, small_settings(method="fedavg", **given))
     assert not NodeApp(node, small_settings(method="fedavg")).is_malicious
+
+
+def test_means_and_their_errors_are_of_the_honest_clients(federate: Federate) -> None:
+    """Clients are drawn from all, but only honest ones have numbers: the error is of a draw from these."""
+    run = federate(
+        "fedavg", num_clients=8, num_nodes=8, num_rounds=2, fraction_train=0.75, last_round="sampled",
+        **{ATTACK: "label-flip", SHARE: 0.5},
+    )  # fmt: skip
+    rows = [
+        row for row in metrics(run) if row["kind"] == "client" and row["round"] == 2 and "personalized_accuracy" in row
+    ]
+    (line,) = [row for row in metrics(run) if row["kind"] == "train" and row["round"] == 2]
+    number, values = len(rows), [row["personalized_accuracy"] for row in rows]
+    assert 1 < number < 4
+    assert (line["clients"], line["measured"], line["drawn_from"]) == (6, number, 4)
+    assert line["personalized_accuracy"] == pytest.approx(np.mean(values))
+    wanted = np.std(values, ddof=1) / number**0.5 * (1 - number / 4) ** 0.5
+    assert line["personalized_accuracy_sem"] == pytest.approx(wanted)
+    assert summary(run)["best_num_clients"] in (number, 2, 3, 4)
+    assert f"of {number} clients drawn from 4, 6 of 6 clients finished" in (run / "server.log").read_text()

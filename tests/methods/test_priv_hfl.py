@@ -12,6 +12,8 @@ import torch
 from clients.priv_hfl import PrivHFLClient
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.data.federated_data import load_federated_data
@@ -289,3 +291,50 @@ def test_the_mean_model_is_evaluated_after_the_last_round(changes: dict[str, Any
     got = json.loads((run / "summary.json").read_text())["test_accuracy_aggregate"]
     assert got == pytest.approx(expected[0], abs=0.006)  # one image of 200 may be on a class boundary
     assert abs(got - expected[1]) > 0.006
+
+
+SKEWED: dict[str, Any] = {**FOUR, "data.partition": "dirichlet", "data.dirichlet-alpha": 0.3, "target-accuracy": 0.01}
+
+
+def aggregates(run: Path) -> dict[int, float]:
+    return {row["round"]: row["aggregate_loss"] for row in metrics(run) if row["kind"] == "aggregate"}
+
+
+@pytest.mark.parametrize("mixing", [False, True])
+def test_with_the_mean_all_rounds_measure_the_mean_model(federate: Federate, mixing: bool) -> None:
+    """After each round it is what the last evaluation of a shorter run measures, and training is the same."""
+    given: dict[str, Any] = {**SKEWED, "priv-hfl.mixing": mixing}
+    whole = federate("priv-hfl", num_rounds=3, **given, **{"priv-hfl.send-mean": True})
+    plain = {number: federate("priv-hfl", num_rounds=number, **given) for number in (1, 2, 3)}
+    found = aggregates(whole)
+    for number, run in plain.items():
+        assert found[number] == pytest.approx(aggregates(run)[number], rel=1e-5)
+    assert aggregates(plain[3])[1] != pytest.approx(found[1], rel=1e-2)
+    trained = [
+        [row["personalized_loss"] for row in metrics(run) if row["kind"] == "train"] for run in (whole, plain[3])
+    ]
+    assert trained[0] == trained[1]
+    with_mean, without = (json.loads((run / "summary.json").read_text()) for run in (whole, plain[3]))
+    down = "bytes_down_per_client_round"
+    assert with_mean[down] == 2 * without[down]
+    numbers = ("rounds_to_target_aggregate", "best_round_aggregate", "best_accuracy_aggregate")
+    assert None not in [with_mean[name] for name in numbers]
+    assert [without[name] for name in numbers] == [None] * 3
+    assert with_mean["rounds_to_target_aggregate"] == min(
+        row["round"] for row in metrics(whole) if row["kind"] == "aggregate" and row["aggregate_accuracy"] >= 0.01
+    )
+
+
+def test_the_best_rounds_keep_the_last_mean_model(federate: Federate) -> None:
+    """The lines before the last evaluation are of the clients' own models, which choose no mean model."""
+    chosen: dict[str, Any] = {**FOUR, "keep": "best", "data.validation-fraction": 0.2}
+    run = federate("priv-hfl", num_rounds=3, **chosen)
+    summary = json.loads((run / "summary.json").read_text())
+    last = [row for row in metrics(run) if row["kind"] == "aggregate"][-1]
+    assert (last["round"], summary["best_validation_round_aggregate"]) == (3, None)
+    assert summary["test_accuracy_aggregate"] == last["aggregate_accuracy"]
+
+
+def test_the_chain_has_no_mean_to_send() -> None:
+    with pytest.raises(ConfigError, match=r"needs priv-hfl\.realisation = mean"):
+        RunConfig.from_flat(default_settings("priv-hfl") | {**CHAIN, "priv-hfl.send-mean": True})

@@ -11,6 +11,7 @@ from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.privacy.accounting import record_epsilon, record_noise
+from hyperfl_flwr.runs import privacy_statement
 from hyperfl_flwr.runs.planned_privacy import planned
 from hyperfl_flwr.runs.privacy_statement import PrivacyStatement, statement_text
 from hyperfl_flwr.runs.releases import FILE, SumRelease, read_releases, record_release
@@ -204,3 +205,17 @@ def test_a_run_of_an_earlier_version_has_a_statement(tmp_path: Path) -> None:
     assert (entry["unit"], entry["epsilon"]) == ("none", None)
     assert statement_text(entry) == ""
     assert json.loads(json.dumps(entry)) == entry
+
+
+def test_the_steps_taken_have_the_largest_epsilon_of_any_client() -> None:
+    """Not that of the client with the largest share of its planned steps, nor that with the most samples."""
+    plan = privacy_statement._Plan(epsilon=10.0, delta=1e-3, rounds=8, epochs=1, batch=50)
+    sizes = {0: 30, 1: 120, 2: 400, 3: 60, 4: 400}
+    for rounds in ((2, 2, 2, 2, 2), (4, 2, 1, 3, 1), (1, 1, 1, 5, 2)):
+        steps = {client: number * plan.steps_of(sizes[client]) for client, number in enumerate(rounds)}
+        each = {
+            client: record_epsilon(plan.noise(size), min(1.0, 50 / size), steps[client], 1e-3)
+            for client, size in sizes.items()
+        }
+        assert plan.of_taken(sizes, steps)[0] == max(each.values())
+        assert len(set(each.values())) > 2

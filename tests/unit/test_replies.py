@@ -79,12 +79,13 @@ def test_no_metric_has_the_name_of_a_number_of_the_server() -> None:
     plain, secure = Outcome(node_shares={0: 1.0}), Outcome(finished=[0, 1])
     for client in (0, 1):
         plain.add(7, Report(results=[ClientResult(client=client, num_examples=7, metrics=told)], process="p"))
+    plain.add(8, Report(results=[ClientResult(client=2, num_examples=7, metrics={})], process="p"))
     secure.tally = Tally(nodes=1, clients=2, examples=14, saturated=0, means={}, stds={})
     written: set[str] = set()
     for outcome in (plain, secure):
-        for record in training_records(outcome, config, 1, "embeddings", 1.0):
+        for record in training_records(outcome, config, 1, "embeddings", 1.0, population=4):
             written |= {name.replace("_", "-") for name in record}
-    assert {"node-shares", "drawn-from", "phase", "unmask-seconds", "personalized-accuracy-sem"} <= written
+    assert {"node-shares", "drawn-from", "measured", "phase", "unmask-seconds", "personalized-accuracy-sem"} <= written
     assert {name for name in written if not name.endswith(RESERVED_ENDS)} - set(told) <= RESERVED_NAMES
 
 

@@ -73,12 +73,32 @@ def test_a_last_round_without_a_client_is_named(federate: Federate) -> None:
 
 def test_a_fall_is_told_with_its_round() -> None:
     """The report says which round was best, from one point on."""
-    summary = {"best_accuracy": 0.717, "best_round": 6, "test_accuracy": 0.678, "keep": "last"}
+    summary = {
+        "best_accuracy": 0.717, "best_round": 6, "best_num_clients": 5, "test_accuracy": 0.678, "keep": "last",
+        "test_accuracy_num_clients": 5, "test_accuracy_sem": None,
+    }  # fmt: skip
     assert fall_text(summary).startswith(
         "the mean personalized accuracy was highest after round 6, 71.70 %, and has fallen to 67.80 %; "
     )
     assert fall_text({**summary, "test_accuracy": 0.71}) == ""
     assert fall_text({**summary, "best_accuracy": None}) == ""
+
+
+def test_rounds_of_other_clients_are_no_fall(federate: Federate) -> None:
+    """Single clients are drawn, but the last round has all: the mean of one of them says nothing about that of all."""
+    run = federate("local", num_rounds=4, fraction_train=0.2)
+    lines = [
+        {**row, "personalized_accuracy": 0.99} if (row["kind"], row["round"]) == ("train", 2) else row
+        for row in read_metrics(run)
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = summarise(run)
+    assert (summary["best_round"], summary["best_num_clients"]) == (2, 1)
+    assert summary["test_accuracy_num_clients"] > 1
+    assert fall_text(summary) == ""
+    alone = {**summary, "test_accuracy_num_clients": 1}
+    assert "has fallen to" in fall_text(alone)
+    assert fall_text({**alone, "test_accuracy_sem": 0.1}) == ""
 
 
 def test_the_best_round_is_that_of_the_highest_mean(federate: Federate) -> None:
