@@ -52,7 +52,7 @@ from hyperfl_flwr.runs.summary_texts import (
     secure_sums_text,
     shares_text,
 )
-from hyperfl_flwr.runs.targets import reached
+from hyperfl_flwr.runs.target_accuracy import reached
 from hyperfl_flwr.runs.validation import chooses_state, replaces_test_data
 
 MOST_FAILURES = 100
