@@ -19,14 +19,14 @@ from hyperfl_flwr.app.server import run
 from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.audit.audit import audit
 from hyperfl_flwr.audit.make_round import local_epochs_setting, make_attacked_round
+from hyperfl_flwr.audit.membership_game import MembershipGame
+from hyperfl_flwr.audit.membership_report import write_report as write_membership_report
+from hyperfl_flwr.audit.membership_results import RATES
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.property_game import PropertyGame
 from hyperfl_flwr.audit.property_report import write_report as write_property_report
 from hyperfl_flwr.audit.property_views import ACCURACIES
 from hyperfl_flwr.audit.report import measure, write_audit
-from hyperfl_flwr.audit.shadow_membership import MembershipGame
-from hyperfl_flwr.audit.shadow_report import write_report as write_membership_report
-from hyperfl_flwr.audit.shadow_results import RATES
 from hyperfl_flwr.audit.shadow_runs import open_game, play
 from hyperfl_flwr.config.refusals import explain
 from hyperfl_flwr.config.run_config import RunConfig

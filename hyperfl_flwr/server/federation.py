@@ -1,7 +1,7 @@
 """Find the nodes of a run and their clients, and check that their data agree.
 
 In a simulation, a node that refuses or does not fit ends the run. In a deployment it is left out and the other nodes
-continue, see `hyperfl_flwr.server.membership`.
+continue, see `hyperfl_flwr.server.roster`.
 """
 
 import time

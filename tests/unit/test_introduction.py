@@ -9,11 +9,11 @@ from scripted import A, B, C, ScriptedGrid, introduction, nodes_of, says
 
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.protocol.messages import PROPERTIES, record_of
-from hyperfl_flwr.server import membership as roster_module
+from hyperfl_flwr.server import roster as roster_module
 from hyperfl_flwr.server.cures import cure_of
 from hyperfl_flwr.server.exchange import Exchange
 from hyperfl_flwr.server.handshake import MOST_EXAMPLES, MOST_NODES, Node, Refusal, introduce
-from hyperfl_flwr.server.membership import Roster
+from hyperfl_flwr.server.roster import Roster
 
 
 def greeting(**changes: Any) -> Exchange:

@@ -14,8 +14,8 @@ from hyperfl_flwr.protocol.messages import PROPERTIES
 from hyperfl_flwr.protocol.queries import NOVEL
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.server import greetings
-from hyperfl_flwr.server import membership as roster_module
-from hyperfl_flwr.server.membership import Roster
+from hyperfl_flwr.server import roster as roster_module
+from hyperfl_flwr.server.roster import Roster
 
 D = C + 1
 

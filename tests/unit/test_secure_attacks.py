@@ -8,8 +8,8 @@ from scripted import A, Answer, ScriptedGrid, introduction, says
 
 from hyperfl_flwr.protocol.secure_sums.keys import public_of
 from hyperfl_flwr.server import greetings
-from hyperfl_flwr.server import membership as roster_module
-from hyperfl_flwr.server.membership import Roster
+from hyperfl_flwr.server import roster as roster_module
+from hyperfl_flwr.server.roster import Roster
 
 SESSION = "5e" * 16
 
