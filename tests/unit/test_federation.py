@@ -7,15 +7,13 @@ from scripted import A, Answer, B, C, ScriptedGrid, fails, introduction, is_sile
 
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.flower.messages import ErrorCode
-from hyperfl_flwr.server import exchange as grid_module
-from hyperfl_flwr.server import federation as agreement_module
 from hyperfl_flwr.server.federation import Federation, handshake
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (agreement_module, grid_module):
-        monkeypatch.setattr(module, "POLL_SECONDS", 0.0)
+    for module in ("federation", "exchange"):
+        monkeypatch.setattr(f"hyperfl_flwr.server.{module}.POLL_SECONDS", 0.0)
 
 
 def hosts(federation: Federation) -> list[tuple[int, list[int]]]:
