@@ -13,8 +13,6 @@ from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.protocol.messages import PROPERTIES
 from hyperfl_flwr.protocol.queries import NOVEL
 from hyperfl_flwr.runs.run_data import RunData
-from hyperfl_flwr.server import greetings
-from hyperfl_flwr.server import roster as roster_module
 from hyperfl_flwr.server.roster import Roster
 
 D = C + 1
@@ -22,12 +20,13 @@ D = C + 1
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, names in (
-        (roster_module, ("PAUSE_SECONDS", "GREETING_SECONDS")),
-        (greetings, ("PAUSE_SECONDS", "ASK_AGAIN_SECONDS")),
+    for name in (
+        "roster.PAUSE_SECONDS",
+        "roster.GREETING_SECONDS",
+        "greetings.PAUSE_SECONDS",
+        "greetings.ASK_AGAIN_SECONDS",
     ):
-        for name in names:
-            monkeypatch.setattr(module, name, 0.0)
+        monkeypatch.setattr(f"hyperfl_flwr.server.{name}", 0.0)
 
 
 @pytest.fixture

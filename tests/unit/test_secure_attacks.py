@@ -7,8 +7,6 @@ from masked_steps import private_key
 from scripted import A, Answer, ScriptedGrid, introduction, says
 
 from hyperfl_flwr.protocol.secure_sums.keys import public_of
-from hyperfl_flwr.server import greetings
-from hyperfl_flwr.server import roster as roster_module
 from hyperfl_flwr.server.roster import Roster
 
 SESSION = "5e" * 16
@@ -16,8 +14,8 @@ SESSION = "5e" * 16
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster_module, "PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(greetings, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("hyperfl_flwr.server.roster.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("hyperfl_flwr.server.greetings.PAUSE_SECONDS", 0.0)
 
 
 def gathered(keys: Sequence[str], **last: object) -> Roster:

@@ -9,7 +9,6 @@ from scripted import A, B, C, ScriptedGrid, introduction, nodes_of, says
 
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.protocol.messages import PROPERTIES, record_of
-from hyperfl_flwr.server import roster as roster_module
 from hyperfl_flwr.server.cures import cure_of
 from hyperfl_flwr.server.exchange import Exchange
 from hyperfl_flwr.server.handshake import MOST_EXAMPLES, MOST_NODES, Node, Refusal, introduce
@@ -94,7 +93,7 @@ class SlowGrid(ScriptedGrid):
 
 def test_the_first_to_answer_does_not_decide_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A answers first and reports one node; it is refused, since B and C report three nodes."""
-    monkeypatch.setattr(roster_module, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("hyperfl_flwr.server.roster.PAUSE_SECONDS", 0.0)
     answers = {**nodes_of(3, 3), A: [says(introduction(0, 1, 3))]}
     roster = Roster(SlowGrid(answers), num_clients=3, timeout=10.0)
     assert [node.id for node in roster.gather().nodes] == [B, C]
@@ -133,7 +132,7 @@ CURES = {
 @pytest.mark.parametrize("name", CURES)
 def test_a_cure_for_refused_nodes_is_printed_filled_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the log as soon as it is known, and in the error."""
-    monkeypatch.setattr(roster_module, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("hyperfl_flwr.server.roster.PAUSE_SECONDS", 0.0)
     properties, cure = CURES[name]
     problem, said = gathered(properties, min_nodes=3)
     assert f"start the run with {cure}, or" in problem
@@ -151,7 +150,7 @@ def test_a_cure_for_refused_nodes_is_printed_filled_in(name: str, monkeypatch: p
     ],
 )
 def test_no_cure_is_invented(properties: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster_module, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("hyperfl_flwr.server.roster.PAUSE_SECONDS", 0.0)
     problem, said = gathered(properties, min_nodes=3)
     assert "--set" not in problem
     assert "correct what the nodes below report, start the missing nodes" in problem
