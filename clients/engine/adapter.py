@@ -132,7 +132,7 @@ _WORK: Mapping[str, Callable[[BaseClient, SharedArrays, QuerySpec], tuple[Shared
 """Functions that answer the queries for one client, by message type."""
 
 
-def introduce(message: Message, properties: Mapping[str, ConfigRecordValues]) -> Message:
+def handshake_reply(message: Message, properties: Mapping[str, ConfigRecordValues]) -> Message:
     """Answer the handshake with a node's properties."""
     return Message(RecordDict({PROPERTIES: ConfigRecord(dict(properties))}), reply_to=message)
 

@@ -95,7 +95,7 @@ def test_the_embedding_is_trained_and_nothing_else(run: Path, mine: Path, tmp_pa
     assert leaks(secrets | {name: value for name, value in before.items() if name not in momentum}, messages) == []
     assert served.rounds == 12
     assert served.bytes_of_round == sum(value.nbytes for value in kept.values())
-    assert sum(len(data) > served.bytes_of_round for data in grid.down) == 13  # and a greeting
+    assert sum(len(data) > served.bytes_of_round for data in grid.down) == 13  # and a handshake
     assert sum(len(data) > served.bytes_of_round for data in grid.up) == 12
     record = (tmp_path / "state" / "privacy.jsonl").read_text().splitlines()
     assert [json.loads(line)["bounded_by"] for line in record] == ["nothing"] * 12

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from scripted import A, Answer, B, C, ScriptedGrid, fails, introduction, is_silent, nodes_of, says
+from scripted import A, Answer, B, C, ScriptedGrid, fails, handshake_reply, is_silent, nodes_of, says
 
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.flower.messages import ErrorCode
@@ -48,7 +48,7 @@ def test_a_node_that_does_not_come() -> None:
 
 
 def test_two_nodes_that_claim_one_client() -> None:
-    answers = {A: [says(introduction(0, 2, 4))], B: [says(introduction(0, 2, 4))]}
+    answers = {A: [says(handshake_reply(0, 2, 4))], B: [says(handshake_reply(0, 2, 4))]}
     with pytest.raises(RunFailedError, match="both claim client 0; give each node a different partition-id"):
         handshake(ScriptedGrid(answers), 4, 10.0)
 
@@ -74,7 +74,7 @@ def test_a_node_that_refuses(answer: Answer, text: str) -> None:
 
 @pytest.mark.parametrize("change", [{"input_shape": [3, 8, 8]}, {"num_classes": 11}])
 def test_nodes_whose_data_differ(change: dict[str, Any]) -> None:
-    answers = nodes_of(2, 4) | {B: [says(introduction(1, 2, 4, **change))]}
+    answers = nodes_of(2, 4) | {B: [says(handshake_reply(1, 2, 4, **change))]}
     with pytest.raises(RunFailedError, match=f"differ in {next(iter(change)).replace('_', '-')}"):
         handshake(ScriptedGrid(answers), 4, 10.0)
 
@@ -83,9 +83,11 @@ def test_label_counts_are_those_of_the_right_client() -> None:
     """With two classes, node 0 hosts clients 0 and 2, node 1 hosts client 1; expected counts are written by hand."""
     answers = {
         A: [
-            says(introduction(0, 2, 3, num_classes=2, train_label_counts=[1, 2, 5, 6], test_label_counts=[7, 8, 0, 1]))
+            says(
+                handshake_reply(0, 2, 3, num_classes=2, train_label_counts=[1, 2, 5, 6], test_label_counts=[7, 8, 0, 1])
+            )
         ],
-        B: [says(introduction(1, 2, 3, num_classes=2, train_label_counts=[3, 4], test_label_counts=[9, 9]))],
+        B: [says(handshake_reply(1, 2, 3, num_classes=2, train_label_counts=[3, 4], test_label_counts=[9, 9]))],
     }
     counts = handshake(ScriptedGrid(answers), 3, 10.0).label_counts()
     assert counts == {"train": {0: [1, 2], 1: [3, 4], 2: [5, 6]}, "test": {0: [7, 8], 1: [9, 9], 2: [0, 1]}}

@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Message
-from scripted import A, B, C, ScriptedGrid, introduction, nodes_of, says
+from scripted import A, B, C, ScriptedGrid, handshake_reply, nodes_of, says
 
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.protocol.messages import PROPERTIES, record_of
-from hyperfl_flwr.server.cures import cure_of
 from hyperfl_flwr.server.exchange import Exchange
-from hyperfl_flwr.server.handshake import MOST_EXAMPLES, MOST_NODES, Node, Refusal, introduce
+from hyperfl_flwr.server.handshake import MOST_EXAMPLES, MOST_NODES, Node, Refusal, parse_handshake_reply
 from hyperfl_flwr.server.roster import Roster
+from hyperfl_flwr.server.suggested_settings import suggestion_for
 
 
-def greeting(**changes: Any) -> Exchange:
-    content = introduction(0, 3, 6)
+def reply_with(**changes: Any) -> Exchange:
+    content = handshake_reply(0, 3, 6)
     for key, value in changes.items():
         record_of(content, PROPERTIES, ConfigRecord)[key.replace("_", "-")] = value
     return Exchange(node=A, content=content)
@@ -24,7 +24,7 @@ def greeting(**changes: Any) -> Exchange:
 
 def test_what_our_nodes_tell_is_taken() -> None:
     told = {"classes": ["a", "b"], "num_examples": [10, MOST_EXAMPLES], "model": "", "train_label_counts": [1] * 20}
-    found = introduce(greeting(**told))
+    found = parse_handshake_reply(reply_with(**told))
     assert isinstance(found, Node)
     assert (found.clients, found.num_examples) == ([0, 3], {0: 10, 3: MOST_EXAMPLES})
 
@@ -44,7 +44,7 @@ def test_what_our_nodes_tell_is_taken() -> None:
 )  # fmt: skip
 def test_nonsense_is_refused_by_name(change: dict[str, Any]) -> None:
     """Each value is refused under its key; some of them used to end the run, by an exception or for lack of memory."""
-    found = introduce(greeting(**change))
+    found = parse_handshake_reply(reply_with(**change))
     assert isinstance(found, Refusal)
     (key,) = change
     assert found.reason.startswith(f"its {key.replace('_', '-')} is invalid, got ")
@@ -55,10 +55,10 @@ def test_nonsense_is_refused_by_name(change: dict[str, Any]) -> None:
     ["num-nodes", "clients", "input-shape", "num-classes", "partitioned-by", "owners-data", "device", "num-examples"],
 )
 def test_what_is_not_told_is_named(key: str) -> None:
-    answer = greeting()
+    answer = reply_with()
     assert answer.content is not None
     del record_of(answer.content, PROPERTIES, ConfigRecord)[key]
-    found = introduce(answer)
+    found = parse_handshake_reply(answer)
     assert isinstance(found, Refusal)
     assert found.reason == f"its handshake lacks {key}"
 
@@ -66,7 +66,7 @@ def test_what_is_not_told_is_named(key: str) -> None:
 @pytest.mark.parametrize("counts", [[], [10], [10, 10, 10]])
 def test_each_client_has_one_number_of_samples(counts: list[int]) -> None:
     """A client without one could report any number later, and so be all of the mean."""
-    found = introduce(greeting(num_examples=counts))
+    found = parse_handshake_reply(reply_with(num_examples=counts))
     assert isinstance(found, Refusal)
     assert found.reason == f"its num-examples has {len(counts)} numbers for 2 clients"
 
@@ -94,7 +94,7 @@ class SlowGrid(ScriptedGrid):
 def test_the_first_to_answer_does_not_decide_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A answers first and reports one node; it is refused, since B and C report three nodes."""
     monkeypatch.setattr("hyperfl_flwr.server.roster.PAUSE_SECONDS", 0.0)
-    answers = {**nodes_of(3, 3), A: [says(introduction(0, 1, 3))]}
+    answers = {**nodes_of(3, 3), A: [says(handshake_reply(0, 1, 3))]}
     roster = Roster(SlowGrid(answers), num_clients=3, timeout=10.0)
     assert [node.id for node in roster.gather().nodes] == [B, C]
     assert roster.num_nodes == 3
@@ -106,7 +106,7 @@ def test_the_first_to_answer_does_not_decide_for_the_others(monkeypatch: pytest.
 def gathered(properties: Sequence[dict[str, Any]], **settings: Any) -> tuple[str, list[str]]:
     """Return the error with which three nodes cannot begin, and the lines before it."""
     said: list[str] = []
-    answers = {node: [says(introduction(place, 3, 3, **properties[place]))] for place, node in enumerate((A, B, C))}
+    answers = {node: [says(handshake_reply(place, 3, 3, **properties[place]))] for place, node in enumerate((A, B, C))}
     roster = Roster(ScriptedGrid(answers), num_clients=3, timeout=0.1, announce=said.append, **settings)
     with pytest.raises(RunFailedError) as caught:
         roster.gather()
@@ -115,7 +115,7 @@ def gathered(properties: Sequence[dict[str, Any]], **settings: Any) -> tuple[str
 
 IMAGES = {"input_shape": [3, 32, 32], "num_classes": 2, "classes": ["cat", "dog"]}
 
-CURES = {
+SUGGESTIONS = {
     "a class that two nodes lack": (
         [IMAGES, IMAGES, IMAGES | {"num_classes": 3, "classes": ["cat", "dog", "owl"]}],
         "--set data.classes=cat,dog,owl",
@@ -129,14 +129,14 @@ CURES = {
 }
 
 
-@pytest.mark.parametrize("name", CURES)
-def test_a_cure_for_refused_nodes_is_printed_filled_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", SUGGESTIONS)
+def test_settings_for_refused_nodes_are_suggested_filled_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the log as soon as it is known, and in the error."""
     monkeypatch.setattr("hyperfl_flwr.server.roster.PAUSE_SECONDS", 0.0)
-    properties, cure = CURES[name]
+    properties, suggested = SUGGESTIONS[name]
     problem, said = gathered(properties, min_nodes=3)
-    assert f"start the run with {cure}, or" in problem
-    assert f"the nodes' data would agree with {cure}" in said
+    assert f"start the run with {suggested}, or" in problem
+    assert f"the nodes' data would agree with {suggested}" in said
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,9 @@ def test_a_cure_for_refused_nodes_is_printed_filled_in(name: str, monkeypatch: p
         [{}, {}, {"num_classes": 10**6}],
     ],
 )
-def test_no_cure_is_invented(properties: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_settings_are_suggested_that_would_not_help(
+    properties: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hyperfl_flwr.server.roster.PAUSE_SECONDS", 0.0)
     problem, said = gathered(properties, min_nodes=3)
     assert "--set" not in problem
@@ -157,7 +159,7 @@ def test_no_cure_is_invented(properties: list[dict[str, Any]], monkeypatch: pyte
     assert not any("--set" in line for line in said)
 
 
-def test_nodes_that_agree_need_no_cure() -> None:
-    nodes = [introduce(Exchange(node=node, content=introduction(0, 3, 6))) for node in (A, B)]
+def test_nodes_that_agree_need_no_other_settings() -> None:
+    nodes = [parse_handshake_reply(Exchange(node=node, content=handshake_reply(0, 3, 6))) for node in (A, B)]
     assert all(isinstance(node, Node) for node in nodes)
-    assert cure_of([node for node in nodes if isinstance(node, Node)]) == ""
+    assert suggestion_for([node for node in nodes if isinstance(node, Node)]) == ""
