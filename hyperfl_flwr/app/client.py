@@ -201,8 +201,8 @@ def join(message: Message, context: Context, node: NodeConfig) -> Message:
     Raises:
         RefusalError: If the node does not join a run.
     """
+    from clients.engine.node_checks import checks_of
     from clients.novel.joining import JoiningNode
-    from hyperfl_flwr.app.owners_checks import checks_of
 
     if joining := JoiningNode.of(node):
         note = finding_recorder(ledger_for(message, context), message, context)
