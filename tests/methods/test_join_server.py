@@ -120,7 +120,7 @@ def test_the_command_writes_the_model(run: Path, mine: Path, call: Call) -> None
     assert out.startswith(f"accuracy {100 * facts['accuracy']:.2f} %")
 
 
-def test_bad_input(run: Path, mine: Path, folder: Path, call: Call) -> None:
+def test_join_at_a_server_refuses_bad_input(run: Path, mine: Path, folder: Path, call: Call) -> None:
     np.savez("large.npz", images=np.zeros((8, 9, 9), np.uint8), labels=np.arange(8) % 2)
     Path("used").mkdir()
     Path("used/file").write_text("")

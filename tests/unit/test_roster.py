@@ -86,7 +86,7 @@ def test_nodes_that_say_they_are_fewer_do_not_begin_alone(make_roster: Callable[
         make_roster(grid, min_nodes=2).gather()
 
 
-def test_nobody_comes(make_roster: Callable[..., Roster]) -> None:
+def test_a_run_without_nodes_fails(make_roster: Callable[..., Roster]) -> None:
     with pytest.raises(RunFailedError, match=r"node-timeout = 0\.05 s: no suitable node has replied"):
         make_roster(ScriptedGrid({})).gather()
 
@@ -422,7 +422,7 @@ def test_long_lists_of_classes_are_compared_to_their_end(sides: list[int], make_
         assert "'198.crow'] ..., but the other nodes have ... " in roster.refused[0].reason
 
 
-def test_all_are_refused(make_roster: Callable[..., Roster]) -> None:
+def test_a_run_whose_nodes_are_all_refused_says_why(make_roster: Callable[..., Roster]) -> None:
     grid = ScriptedGrid({A: [refuses(0, "no data")], B: [refuses(1, "no key")]})
     with pytest.raises(RunFailedError, match=r"(?s)node 0 is refused: no data\n  - node 1 is refused: no key"):
         make_roster(grid).gather()
