@@ -1,5 +1,5 @@
 # `make run` and `make test` need python3 (3.11, 3.12 or 3.13) and a network, nothing else. They install into .venv.
-# Choose a Python: make run PYTHON=python3.12.  Pass arguments on: make test ARGS="-k cores"
+# Choose a Python: make run PYTHON=python3.12.  Pass arguments on: make test ARGS="-k core_locks"
 
 ARGS ?=
 

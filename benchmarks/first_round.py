@@ -35,7 +35,7 @@ ENGINES = {
 PROGRAMS = {
     r"launch\.in_process_app": "planning and training",
     r"import subprocess_call|from hyperfl_flwr\.launch\.subprocess_call": "the check of the settings",
-    r"launch/private_network\.py|launch/processes\.py .*--owner": "the supervisor and its network",
+    r"launch/network_namespace\.py|launch/processes\.py .*--owner": "the supervisor and its network",
     r"bin/flower-superlink": "flower-superlink",
     r"bin/flower-superexec": "flower-superexec",
     r"bin/flwr |name=\"flwr\"": "flwr run",

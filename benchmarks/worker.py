@@ -23,7 +23,7 @@ from benchmarks.secure_rounds import measure_rounds
 from benchmarks.secure_sums import measure_secure_sums
 from benchmarks.transport import measure_transport
 from benchmarks.workload import Workload, client_round, in_process_rounds, plain_rounds
-from hyperfl_flwr.metrics.memory import peak_memory
+from hyperfl_flwr.core.process_memory import peak_memory
 
 Measurement = Callable[[], dict[str, Any]]
 """Measures once, and returns the numbers by name."""

@@ -18,16 +18,16 @@ from hyperfl_flwr.app.resolved import replaced, resolved
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.audit.audit import audit
+from hyperfl_flwr.audit.make_round import local_epochs_setting, make_attacked_round
+from hyperfl_flwr.audit.membership_game import MembershipGame
+from hyperfl_flwr.audit.membership_report import write_report as write_membership_report
+from hyperfl_flwr.audit.membership_results import RATES
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.property_game import PropertyGame
 from hyperfl_flwr.audit.property_report import write_report as write_property_report
 from hyperfl_flwr.audit.property_views import ACCURACIES
 from hyperfl_flwr.audit.report import measure, write_audit
-from hyperfl_flwr.audit.shadow_membership import MembershipGame
-from hyperfl_flwr.audit.shadow_report import write_report as write_membership_report
-from hyperfl_flwr.audit.shadow_results import RATES
 from hyperfl_flwr.audit.shadow_runs import open_game, play
-from hyperfl_flwr.audit.target import local_epochs_setting, make_target
 from hyperfl_flwr.config.refusals import explain
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.sections import AuditConfig
@@ -163,7 +163,7 @@ def _attacked_round(config: RunConfig, cell: AttackedCell, folder: Path) -> dict
     """Attack a round, write the audit's pages, and return the numbers for summary.json."""
     trained = _train(config, cell, folder / "trained") if cell.rounds_before else None
     base = config.flat() | {"batch-size": cell.batch_size, "local-epochs": cell.epochs}
-    target = make_target(base | local_epochs_setting(base, cell.options()), cell.options(), trained)
+    target = make_attacked_round(base | local_epochs_setting(base, cell.options()), cell.options(), trained)
     lpips = Lpips(Path(cell.lpips_weights), resolve_device(config.device)) if cell.lpips_weights else None
     findings = audit(target, cell.options())
     write_audit(target, findings, folder, lpips)

@@ -24,7 +24,7 @@ from hyperfl_flwr.results.same_clients import Division
 from hyperfl_flwr.runs.failures import has_diverged
 from hyperfl_flwr.runs.run_directory import read_manifest
 from hyperfl_flwr.runs.summary import NOT_KNOWN, OF_SINGLE_CLIENTS
-from hyperfl_flwr.runs.targets import PLAIN, counts_rounds
+from hyperfl_flwr.runs.target_accuracy import PLAIN, counts_rounds
 
 FAILED = "failed"
 

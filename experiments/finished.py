@@ -13,7 +13,7 @@ from hyperfl_flwr.results.differences import Scores, Seeds, scores_of
 from hyperfl_flwr.results.same_clients import Division, division_of, namespace
 from hyperfl_flwr.runs.run_directory import has_secure_sums, settings_of
 from hyperfl_flwr.runs.summary import NOT_KNOWN, OF_SINGLE_CLIENTS
-from hyperfl_flwr.runs.targets import targets_of
+from hyperfl_flwr.runs.target_accuracy import targets_of
 
 NO_SCORES = "no values of single clients"
 """Text in the place of a number that needs them, where summary.json or a record has the mean over the clients only."""

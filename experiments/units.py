@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from hyperfl_flwr.core.tasks import TASKS
-from hyperfl_flwr.runs.targets import counts_rounds
+from hyperfl_flwr.runs.target_accuracy import counts_rounds
 
 _ERRORS = frozenset({"rmse", "mae", "mse"})
 _SCORES = frozenset(name for task in TASKS.values() for name in (task.score, *task.all_scores, task.deciding)) - _ERRORS

@@ -42,7 +42,7 @@ from hyperfl_flwr.protocol.secure_sums.messages import (
     UNMASK,
     SecureReply,
     UnmaskRequest,
-    greeting,
+    handshake_request,
     header_record,
     release_of,
 )
@@ -91,16 +91,16 @@ class SecureFederation(InProcessGrid):
         """Send a message to a node and return its reply."""
         return self.answer(Message(content, dst_node_id=FIRST_NODE_ID + partition, message_type=kind))
 
-    def greet(self, partition: int, session: str = SESSION) -> Mapping[str, Any]:
+    def handshake(self, partition: int, session: str = SESSION) -> Mapping[str, Any]:
         """Return the properties of a node."""
-        content = greeting(session)
+        content = handshake_request(session)
         return dict(record_of(self.ask(partition, HELLO, content).content, PROPERTIES, ConfigRecord))
 
     def header(self, phase: Phase = "train", versions: Mapping[int, int] | None = None, **changes: Any) -> Header:
-        """Greet all nodes and return the header of a step of all clients, with the versions 0 unless given."""
+        """Ask all nodes for the handshake; return the header of a step of all clients, from versions 0 unless given."""
         rows = []
         for number in range(self.num_nodes):
-            properties = self.greet(number)
+            properties = self.handshake(number)
             clients = tuple(properties["clients"])
             begun = tuple((versions or {}).get(client, 0) for client in clients)
             row = NodeRow(

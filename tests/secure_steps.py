@@ -59,10 +59,10 @@ def nodes_in(folder: Path, num_nodes: int, **changes: Any) -> list[SecureNode]:
 
 
 def rows_of(nodes: Sequence[SecureNode], session: str = SESSION) -> tuple[NodeRow, ...]:
-    """Greet nodes, and return their rows: all of their clients, from version 0."""
+    """Ask nodes for their keys, and return their rows: all of their clients, from version 0."""
     rows = []
     for node in nodes:
-        properties = node.introduce(session)
+        properties = node.key_properties(session)
         clients = tuple(clients_of_node(node.partition, node.num_nodes, NUM_CLIENTS))
         rows.append(
             NodeRow(

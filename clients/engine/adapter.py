@@ -10,7 +10,7 @@ from clients.engine.base import BaseClient
 from clients.engine.cross_site import score_models, send_model
 from clients.novel.answers import assess, classifier_errors, classifier_gradients
 from hyperfl_flwr.core.errors import RefusalError
-from hyperfl_flwr.metrics.memory import peak_memory, process_name
+from hyperfl_flwr.core.process_memory import peak_memory, process_name
 from hyperfl_flwr.node.array_sums import PlainSum
 from hyperfl_flwr.node.cohort import CohortResult, Received, Trainer, evaluate_cohort, failure_of, train_cohort
 from hyperfl_flwr.node.secure_cohort import SecureCohort
@@ -132,7 +132,7 @@ _WORK: Mapping[str, Callable[[BaseClient, SharedArrays, QuerySpec], tuple[Shared
 """Functions that answer the queries for one client, by message type."""
 
 
-def introduce(message: Message, properties: Mapping[str, ConfigRecordValues]) -> Message:
+def handshake_reply(message: Message, properties: Mapping[str, ConfigRecordValues]) -> Message:
     """Answer the handshake with a node's properties."""
     return Message(RecordDict({PROPERTIES: ConfigRecord(dict(properties))}), reply_to=message)
 

@@ -9,7 +9,7 @@ import torch
 from clients.engine.base import BaseClient, BegunRound
 from clients.engine.cohort_training import CohortTraining
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.metrics.memory import free_memory
+from hyperfl_flwr.core.process_memory import free_memory
 from hyperfl_flwr.node.cohort import Job, Received, SequentialTrainer, Trainer, in_order, train_alone
 from hyperfl_flwr.node.trained import Failed, Trained, TrainedOne
 

@@ -91,7 +91,7 @@ class JoiningNode:
         """The node's number, which is also the id of its only client."""
         return self.node.partition_id or 0
 
-    def introduce(self, message: Message) -> Message:
+    def handshake_reply(self, message: Message) -> Message:
         """Answer the handshake; the server serves the joining nodes that are online."""
         properties: dict[str, ConfigRecordValues] = {
             NOVEL: True,

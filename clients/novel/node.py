@@ -77,7 +77,7 @@ class NovelNode:
             simulated=node.simulated,
         )
 
-    def introduce(self, message: Message) -> Message:
+    def handshake_reply(self, message: Message) -> Message:
         """Answer the handshake.
 
         The number of novel nodes in a deployment is not known in advance: the server serves those that are online.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from flwr.app import Context, Message
 
 from hyperfl_flwr.app.place import absence
-from hyperfl_flwr.app.secure import introduction, refuse_plain, sends_sums_only, sessions_of
+from hyperfl_flwr.app.secure import key_properties, refuse_plain, sends_sums_only, sessions_of
 from hyperfl_flwr.config.node_config import JOIN_DATA, NOVEL_DATA, NodeConfig, is_simulated
 from hyperfl_flwr.core.errors import ConfigError, RefusalError, for_others
 from hyperfl_flwr.flower.log import log
@@ -201,8 +201,8 @@ def join(message: Message, context: Context, node: NodeConfig) -> Message:
     Raises:
         RefusalError: If the node does not join a run.
     """
+    from clients.engine.node_checks import checks_of
     from clients.novel.joining import JoiningNode
-    from hyperfl_flwr.app.owners_checks import checks_of
 
     if joining := JoiningNode.of(node):
         note = finding_recorder(ledger_for(message, context), message, context)
@@ -223,10 +223,10 @@ def hello(message: Message, context: Context) -> Message:
         if reason := absence(node, context.run_config):  # before anything is read or made for the run
             log(INFO, "%s", reason)
             wait_for_the_other(message.content)
-            return adapter.introduce(message, {"partition": node.place[0], PROBLEM: reason})
+            return adapter.handshake_reply(message, {"partition": node.place[0], PROBLEM: reason})
         refuse_plain(message, node, context.run_config)
         if special := NovelNode.of(node) or JoiningNode.of(node):
-            reply = special.introduce(message)
+            reply = special.handshake_reply(message)
             wait_for_the_other(message.content)
             return reply
         if context.run_config.get("personalize.run"):
@@ -234,7 +234,7 @@ def hello(message: Message, context: Context) -> Message:
                 "the run serves new clients, but this node's config has neither novel-data nor join-data"
             )
         found = NodeApp(node, context.run_config)
-        properties = found.properties() | introduction(message, node, found.num_nodes)
+        properties = found.properties() | key_properties(message, node, found.num_nodes)
     except Exception as error:
         number = context.node_config.get("partition-id")
         if type(number) is not int:  # the handshake's answer needs the node's number
@@ -244,4 +244,4 @@ def hello(message: Message, context: Context) -> Message:
         reason = f"{type(error).__name__}: {error}" if is_simulated(context) else for_others(error)
         properties = {"partition": number, PROBLEM: printable(reason)}
     wait_for_the_other(message.content)
-    return adapter.introduce(message, properties)
+    return adapter.handshake_reply(message, properties)

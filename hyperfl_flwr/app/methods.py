@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from clients.engine.base import BaseClient
 from hyperfl_flwr.app.adversary import check_adversary
-from hyperfl_flwr.app.network_checks import check_cross_site, check_kept
+from hyperfl_flwr.app.keep_and_cross_site import check_cross_site, check_kept
 from hyperfl_flwr.app.robust_reductions import check_robust
-from hyperfl_flwr.app.targets import check_noise, check_target
+from hyperfl_flwr.app.target_checks import check_noise, check_target
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, DataError
 from hyperfl_flwr.core.package_finder import where

@@ -14,13 +14,13 @@ from clients.engine import adapter
 from clients.engine.base import BaseClient
 from clients.engine.cohort_trainer import trainer_of
 from clients.engine.context import client_setting
+from clients.engine.node_checks import checks_of
 from clients.engine.poisoning import with_adversary
 from hyperfl_flwr.app.adversary import adversary_problem
 from hyperfl_flwr.app.budget import budget_of, refuse_own_as_public, refuse_unbounded
 from hyperfl_flwr.app.data_properties import data_properties
+from hyperfl_flwr.app.keep_and_cross_site import check_cross_site
 from hyperfl_flwr.app.methods import check_privacy, check_secure_sum, client_of
-from hyperfl_flwr.app.network_checks import check_cross_site
-from hyperfl_flwr.app.owners_checks import checks_of
 from hyperfl_flwr.app.place import place_in
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.secure import secure_node

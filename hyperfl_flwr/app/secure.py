@@ -91,11 +91,11 @@ def secure_node(node: NodeConfig, num_nodes: int) -> SecureNode:
     )
 
 
-def introduction(message: Message, node: NodeConfig, num_nodes: int) -> dict[str, str]:
-    """Return the properties that a greeting's session asks for; none without a session.
+def key_properties(message: Message, node: NodeConfig, num_nodes: int) -> dict[str, str]:
+    """Return the properties that the session of the handshake asks for; none without a session.
 
     Args:
-        message: The greeting.
+        message: The handshake's request.
         node: The node's config.
         num_nodes: Number P of the run's nodes.
 
@@ -110,4 +110,4 @@ def introduction(message: Message, node: NodeConfig, num_nodes: int) -> dict[str
         return {}
     if not (node.peers_file or node.simulated):
         log(WARNING, "without peers-file, keys come from the server: safe only if it follows the protocol")
-    return secure_node(node, num_nodes).introduce(session)
+    return secure_node(node, num_nodes).key_properties(session)

@@ -34,9 +34,9 @@ from hyperfl_flwr.runs.run_data import RunData, refuse_changed_data
 from hyperfl_flwr.runs.run_directory import DEPLOYMENT, RunDirectory, new_run_name, read_manifest, refuse_used_directory
 from hyperfl_flwr.runs.summary import summarise
 from hyperfl_flwr.runs.summary_texts import fall_text, majority_text
-from hyperfl_flwr.runs.targets import target_text
+from hyperfl_flwr.runs.target_accuracy import target_text
 from hyperfl_flwr.server.federation import Federation, refuse_other_sources
-from hyperfl_flwr.server.membership import Announce, Roster
+from hyperfl_flwr.server.roster import Announce, Roster
 from strategies.engine.context import SecureContext
 from strategies.engine.cross_site import evaluate_cross_site, willing_clients
 from strategies.engine.recorded import RecordedStrategy

@@ -18,7 +18,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperfl_flwr.audit.membership import Game
+from hyperfl_flwr.audit.dp_games import Game
 from hyperfl_flwr.config.privacy import PrivacyConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.privacy.accounting import Noise

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hyperfl_flwr.audit.membership import Game
+from hyperfl_flwr.audit.dp_games import Game
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet
 from hyperfl_flwr.training.private_sgd import StepNoise, sample_rate, train_private_epochs

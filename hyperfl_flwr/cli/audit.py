@@ -164,7 +164,7 @@ def _fresh_target(
         options: See `hyperfl_flwr.audit.audit`.
         checkpoint: Folder of the run to start from; None for the initial model.
     """
-    from hyperfl_flwr.audit.target import local_epochs_setting, make_target
+    from hyperfl_flwr.audit.make_round import local_epochs_setting, make_attacked_round
     from hyperfl_flwr.config.table import with_defaults
     from hyperfl_flwr.data.sample_format import from_here
     from hyperfl_flwr.models.provenance import find_sources
@@ -189,7 +189,7 @@ def _fresh_target(
         raise ConfigError(f"task must be classification, which the attacks are for; got {merged['task']!r}")
     # The derived epochs must not override --set.
     merged = {**merged, **local_epochs_setting(merged, options), **changes}
-    target = make_target(merged, options, checkpoint and checkpoint.absolute())
+    target = make_attacked_round(merged, options, checkpoint and checkpoint.absolute())
     if text := ignored_text(changes, target.config.flat()):
         err.print(text, markup=False, soft_wrap=True)
     return target

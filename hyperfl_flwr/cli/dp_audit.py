@@ -13,7 +13,7 @@ from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.launch.console import err, out
 
 if TYPE_CHECKING:
-    from hyperfl_flwr.audit.membership import Game
+    from hyperfl_flwr.audit.dp_games import Game
 
 games = typer.Typer()
 
@@ -46,7 +46,7 @@ def run_dp_audit(
     It checks clipping, noise and their accounting, not preprocessing, metrics, rounds that are repeated or private
     classifiers. Exit code 1 if the bound is above the stated epsilon: then the noise or its accounting is wrong.
     """
-    from hyperfl_flwr.audit.membership import BROKEN, lower_bound
+    from hyperfl_flwr.audit.dp_games import BROKEN, lower_bound
 
     if break_ not in ("", "noise"):
         raise ConfigError(f"--break must be noise, got {break_!r}")

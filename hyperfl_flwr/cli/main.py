@@ -28,12 +28,12 @@ from hyperfl_flwr.cli.dp_audit import games
 from hyperfl_flwr.cli.export import exports
 from hyperfl_flwr.cli.features import vectors
 from hyperfl_flwr.cli.groups import GroupedCommands
+from hyperfl_flwr.cli.image_folders import folders
 from hyperfl_flwr.cli.ledger import ledgers
 from hyperfl_flwr.cli.membership import memberships
 from hyperfl_flwr.cli.personalize import personal
 from hyperfl_flwr.cli.predict import predictions
 from hyperfl_flwr.cli.property import properties
-from hyperfl_flwr.cli.sample_folders import folders
 from hyperfl_flwr.cli.settings import listings
 from hyperfl_flwr.cli.tensorboard import boards
 from hyperfl_flwr.core.errors import ConfigError

@@ -17,10 +17,10 @@ from hyperfl_flwr.app.robust_reductions import asked_nodes
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.arithmetic import set_arithmetic
 from hyperfl_flwr.core.device import resolve_device
+from hyperfl_flwr.core.process_memory import peak_memory
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
 from hyperfl_flwr.launch.plans import IN_PROCESS, RAY, SimulationPlan
 from hyperfl_flwr.launch.sizing import WIRE_BYTES_PER_SECOND
-from hyperfl_flwr.metrics.memory import peak_memory
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.protocol.arrays import num_bytes, num_elements, select
 from hyperfl_flwr.protocol.hosting import clients_of_node

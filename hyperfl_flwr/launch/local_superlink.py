@@ -2,7 +2,7 @@
 
 By default, Flower starts one SuperLink per user. It never ends, keeps the environment and working directory of the
 first run, and is reachable at its port by every user of the machine. Here each run gets a private FLWR_HOME, a free
-port in a private network where the system supports it (`hyperfl_flwr.launch.private_network`), an empty working
+port in a private network where the system supports it (`hyperfl_flwr.launch.network_namespace`), an empty working
 directory, and a supervisor (`hyperfl_flwr.launch.processes`). The supervisor ends the whole process tree when the run
 is stopped, when an exception or Ctrl-C leaves the `with` block, and also when this process is killed.
 """
@@ -20,7 +20,7 @@ from typing import Self
 
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.core.ports import free_port
-from hyperfl_flwr.launch import private_network, processes
+from hyperfl_flwr.launch import network_namespace, processes
 from hyperfl_flwr.launch.flower_client import FlowerClient, RunStatus, write_connection
 from hyperfl_flwr.launch.flower_env import (
     can_use_database_file,
@@ -69,7 +69,7 @@ class LocalSuperLink:
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._client: FlowerClient | None = None
         self._seen: dict[int, processes.Process] = {}
-        self._network: private_network.Network | None = None
+        self._network: network_namespace.Network | None = None
         self._has_run = False
         self._given_up = threading.Event()
         self.home = Path()
@@ -175,7 +175,7 @@ class LocalSuperLink:
         if self._supervisor is not None:
             raise ValueError("this LocalSuperLink was entered before; create another one")
         wanted = self._wants_private
-        self._private = not (self._ray_address or private_network.obstacle()) if wanted is None else wanted
+        self._private = not (self._ray_address or network_namespace.obstacle()) if wanted is None else wanted
         if self._wanted_home is None:
             prefix = "hyperfl-" if self._folder is None else ".hyperfl-"
             self._temporary.append(Path(tempfile.mkdtemp(prefix=prefix, dir=self._folder)))
@@ -213,16 +213,16 @@ class LocalSuperLink:
             log=self.log_file,
             polite="flwr-simulation",
             remove=self._temporary,
-            within=private_network.in_new_network if self._private else list,
+            within=network_namespace.in_new_network if self._private else list,
         )
         self._client = FlowerClient(self.home, self._database, environment, within=self._within)
         if self._private:
             try:
-                self._network = private_network.Network(self._supervisor.pid, self._supervisor_lives)
+                self._network = network_namespace.Network(self._supervisor.pid, self._supervisor_lives)
             except OSError as error:
                 raise RunFailedError(
                     f"Flower's SuperLink could not get a private network: {error}\n{self._superlink_log()}\n"
-                    f"If no other user has access to this machine, set {private_network.SHARED}=1."
+                    f"If no other user has access to this machine, set {network_namespace.SHARED}=1."
                 ) from error
 
     def _close_network(self) -> None:
@@ -236,7 +236,7 @@ class LocalSuperLink:
     def _wait_until_ready(self) -> bool:
         """Wait until the SuperLink answers; return False if it ended instead."""
         deadline = time.monotonic() + self._start_timeout
-        check = subprocess.Popen(self._within(private_network.health_check(self.port)), stdin=subprocess.DEVNULL)
+        check = subprocess.Popen(self._within(network_namespace.health_check(self.port)), stdin=subprocess.DEVNULL)
         while check.poll() is None and self._supervisor_lives() and time.monotonic() < deadline:
             if self._given_up.wait(0.02):
                 break

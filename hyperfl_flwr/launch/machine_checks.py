@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
+from hyperfl_flwr.core.process_memory import free_memory
 from hyperfl_flwr.launch.core_locks import usable_cores
 from hyperfl_flwr.launch.findings import Finding, error, ok, warning
 from hyperfl_flwr.launch.flower_env import DEFAULT_PORT
 from hyperfl_flwr.launch.sizing import NODE_BYTES
-from hyperfl_flwr.metrics.memory import free_memory
 
 GIGABYTE = 1e9
 

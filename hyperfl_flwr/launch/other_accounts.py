@@ -1,7 +1,7 @@
 """Detect other users of this machine, who can reach the loopback ports of programs that run here.
 
 Simulations are protected by a network namespace where the system supports it
-(`hyperfl_flwr.launch.private_network`), and by Ray's token. A SuperLink or SuperNode of a deployment is not: it must
+(`hyperfl_flwr.launch.network_namespace`), and by Ray's token. A SuperLink or SuperNode of a deployment is not: it must
 reach other machines, and Flower's local ports require no login.
 """
 
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from hyperfl_flwr.launch import private_network
+from hyperfl_flwr.launch import network_namespace
 from hyperfl_flwr.launch.findings import Finding, ok, warning
 
 FIRST_USER_ID = 500 if sys.platform == "darwin" else 1000
@@ -61,7 +61,7 @@ def _running_users() -> Iterator[int]:
 
 def simulation_warning() -> str:
     """Return the warning to show before a simulation opens ports; empty if no other user can reach them."""
-    obstacle = private_network.obstacle()
+    obstacle = network_namespace.obstacle()
     names = other_accounts() if obstacle else []
     if not names:
         return ""
@@ -85,7 +85,7 @@ def deployment_warning() -> str:
 
 def simulations() -> Iterator[Finding]:
     """Check whether other users can reach a simulation's ports."""
-    obstacle = private_network.obstacle()
+    obstacle = network_namespace.obstacle()
     if not obstacle:
         yield ok("isolation", "simulations have a private network namespace, which other users cannot enter")
     elif not (problem := simulation_warning()):

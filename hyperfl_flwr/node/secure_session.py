@@ -42,7 +42,7 @@ class Sessions(Protocol):
     """Interface: the keys and the memory of a node."""
 
     def begin(self, session: str) -> X25519PrivateKey:
-        """Return the key of a session, which is made at the first greeting.
+        """Return the key of a session, which is made at the first handshake.
 
         Raises:
             StateError: If it cannot be written or read.

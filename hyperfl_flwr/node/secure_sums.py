@@ -93,7 +93,7 @@ class SecureNode:
     min_cohort: int
     max_colluding: int
 
-    def introduce(self, session: str) -> dict[str, str]:
+    def key_properties(self, session: str) -> dict[str, str]:
         """Return the handshake properties of a session: the node's public key, and its identity's signature.
 
         Raises:

@@ -6,9 +6,9 @@ that reply after the next message, and sends each reply only when it has receive
 for a reply that lies on the node. Nothing but a restart ends that, unless two replies become ready while it waits for
 one, since it then sends both.
 
-So a node that does not reply gets two greetings that ask for this. In a SuperNode out of step, their processes run at
-the same time, and reply at the same moment of the node's clock. In one that is in step, the second arrives only after
-the reply to the first, and both replies are merely up to `MOMENTS` seconds late.
+So a node that does not reply gets two requests for the handshake that ask for this. In a SuperNode out of step, their
+processes run at the same time, and reply at the same moment of the node's clock. In one that is in step, the second
+arrives only after the reply to the first, and both replies are merely up to `MOMENTS` seconds late.
 """
 
 import time
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from flwr.app import ConfigRecord, RecordDict
 
 IN_STEP = "in-step"
-"""Name of the record in a greeting that asks for it."""
+"""Name of the record in a request that asks for it."""
 
 MOMENTS = 10.0
 """A reply waits until the node's clock shows a multiple of so many seconds."""

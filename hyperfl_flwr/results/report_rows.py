@@ -12,7 +12,7 @@ from hyperfl_flwr.runs.kept_models import KeptModels
 from hyperfl_flwr.runs.listed_clients import clients_per_node
 from hyperfl_flwr.runs.novel_results import means, read_novel
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
-from hyperfl_flwr.runs.targets import reached
+from hyperfl_flwr.runs.target_accuracy import reached
 
 MOST_CLIENTS = 1000
 """Largest number of clients of which the report lists each."""

@@ -19,7 +19,7 @@ from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.runs.listed_clients import labels_entry, nodes_entry
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.server.federation import Federation
-from hyperfl_flwr.server.membership import Roster
+from hyperfl_flwr.server.roster import Roster
 
 
 def new(

@@ -19,7 +19,7 @@ from hyperfl_flwr.runs.privacy_statement import PrivacyStatement
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.runs.run_directory import Record, has_secure_sums, is_simulation, read_manifest, read_metrics
 from hyperfl_flwr.runs.score_spread import Spread
-from hyperfl_flwr.runs.targets import rounds_to_targets
+from hyperfl_flwr.runs.target_accuracy import rounds_to_targets
 from hyperfl_flwr.runs.validation import best_record, measures_state
 
 NOT_KNOWN = "not known: sums are secure"

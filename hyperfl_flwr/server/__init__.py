@@ -1,1 +1,1 @@
-"""The server's exchange with nodes: handshake, membership, requests, replies."""
+"""The server's exchange with nodes: handshake, roster, requests, replies."""

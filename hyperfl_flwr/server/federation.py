@@ -1,7 +1,7 @@
 """Find the nodes of a run and their clients, and check that their data agree.
 
 In a simulation, a node that refuses or does not fit ends the run. In a deployment it is left out and the other nodes
-continue, see `hyperfl_flwr.server.membership`.
+continue, see `hyperfl_flwr.server.roster`.
 """
 
 import time
@@ -20,10 +20,10 @@ from hyperfl_flwr.models.provenance import method_hash, network_hash
 from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.messages import HELLO, printable
 from hyperfl_flwr.protocol.queries import COLUMNS, NOVEL
-from hyperfl_flwr.protocol.secure_sums.messages import KEY, greeting
+from hyperfl_flwr.protocol.secure_sums.messages import KEY, handshake_request
 from hyperfl_flwr.server.excerpts import excerpts
 from hyperfl_flwr.server.exchange import POLL_SECONDS, exchange
-from hyperfl_flwr.server.handshake import Node, Refusal, introduce
+from hyperfl_flwr.server.handshake import Node, Refusal, parse_handshake_reply
 
 TERMS = {
     "num-nodes": "num-partitions",
@@ -110,10 +110,10 @@ def handshake(grid: Grid, num_clients: int, timeout: float, session: str = "") -
         RunFailedError: If a node refuses, a node is missing after `timeout`, no node hosts a client, two nodes claim
             the same client, or the nodes' data differ in shape or number of classes.
     """
-    return _agreed(greet(grid, timeout, session=session), num_clients)
+    return _agreed(request_handshakes(grid, timeout, session=session), num_clients)
 
 
-def greet(grid: Grid, timeout: float, *, novel: bool = False, session: str = "") -> list[Node]:
+def request_handshakes(grid: Grid, timeout: float, *, novel: bool = False, session: str = "") -> list[Node]:
     """Wait for all nodes of one kind and return them in the order of their numbers.
 
     In a simulation the server starts before all nodes are registered. It learns the expected number of nodes from the
@@ -133,16 +133,16 @@ def greet(grid: Grid, timeout: float, *, novel: bool = False, session: str = "")
     others: set[int] = set()
     while True:
         new = [node for node in grid.get_node_ids() if node not in nodes and node not in others]
-        messages = [Message(greeting(session), dst_node_id=node, message_type=HELLO) for node in new]
+        messages = [Message(handshake_request(session), dst_node_id=node, message_type=HELLO) for node in new]
         for answer in exchange(grid, messages, timeout):
-            introduced = introduce(answer, needs_key=bool(session))
-            if isinstance(introduced, Node):
-                nodes[answer.node] = introduced
+            parsed = parse_handshake_reply(answer, needs_key=bool(session))
+            if isinstance(parsed, Node):
+                nodes[answer.node] = parsed
             elif novel:
-                log(INFO, "%s", introduced)
+                log(INFO, "%s", parsed)
                 others.add(answer.node)
             else:
-                raise RunFailedError(f"node {answer.node} cannot take part: {introduced.reason}")
+                raise RunFailedError(f"node {answer.node} cannot take part: {parsed.reason}")
         meant = [node for node in nodes.values() if bool(node.properties.get(NOVEL)) == novel]
         expected = max((int(node.properties["num-nodes"]) for node in meant), default=None)
         if expected is not None and len(meant) >= expected:

@@ -140,12 +140,12 @@ Answer = Node | Refusal | Bystander
 
 
 def number_of(answer: Answer) -> int | None:
-    """Return the number of the node that has sent an answer to a greeting; None if the answer does not have one."""
+    """Return the number of the node that has answered the handshake; None if the answer does not have one."""
     return answer.partition if isinstance(answer, Node) else answer.number
 
 
 def placed(answer: Node | Refusal, num_nodes: int | None) -> Answer:
-    """Return the answer to a greeting, or the bystander that has sent it, whatever else it says.
+    """Return the answer to the handshake, or the bystander that has sent it, whatever else it says.
 
     Args:
         answer: The answer.
@@ -157,8 +157,8 @@ def placed(answer: Node | Refusal, num_nodes: int | None) -> Answer:
     return Bystander(id=answer.id, number=number)
 
 
-def introduce(answer: Exchange, *, needs_key: bool = False, refused: str = "") -> Node | Refusal:
-    """Return the node that replied to a greeting, or the reason why it does not take part.
+def parse_handshake_reply(answer: Exchange, *, needs_key: bool = False, refused: str = "") -> Node | Refusal:
+    """Return the node that replied to the handshake, or the reason why it does not take part.
 
     Args:
         answer: The reply.

@@ -14,7 +14,7 @@ class SecureContext:
     """What the headers of secure steps hold, besides the nodes and arrays.
 
     Attributes:
-        session: Identity of this process, 32 hexadecimal digits, as in the nodes' greeting.
+        session: Identity of this process, 32 hexadecimal digits, as in the handshake's request.
         settings: Digest of the settings that all nodes receive.
         metric_names: Function from a phase and a round to the names of the metrics that clients report.
     """

@@ -23,7 +23,7 @@ from hyperfl_flwr.runs.run_directory import RunDirectory, read_manifest
 from hyperfl_flwr.runs.validation import is_over, note_means, over_text
 from hyperfl_flwr.server.exchange import exchange
 from hyperfl_flwr.server.federation import Federation
-from hyperfl_flwr.server.membership import Roster
+from hyperfl_flwr.server.roster import Roster
 from strategies.engine.base import BaseStrategy
 from strategies.engine.observations import forget_observations
 from strategies.engine.round_records import (

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from hyperfl_flwr.metrics.memory import process_name
+from hyperfl_flwr.core.process_memory import process_name
 from hyperfl_flwr.protocol.messages import ClientResult, Failure, Report, printable
 from hyperfl_flwr.protocol.secure_sums.numbers import Tally
 from hyperfl_flwr.server.exchange import Exchange

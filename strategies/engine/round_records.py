@@ -6,8 +6,8 @@ from typing import Any
 
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.plurals import counted
+from hyperfl_flwr.core.process_memory import peak_memory
 from hyperfl_flwr.core.tasks import MAIN_SCORES, Task
-from hyperfl_flwr.metrics.memory import peak_memory
 from hyperfl_flwr.protocol.messages import ClientResult
 from hyperfl_flwr.runs.run_directory import Record
 from strategies.engine.round_outcome import Outcome

@@ -20,7 +20,7 @@ from hyperfl_flwr.protocol.arrays import num_bytes
 from hyperfl_flwr.protocol.messages import Failure
 from hyperfl_flwr.protocol.packing import unpack_arrays
 from hyperfl_flwr.protocol.queries import DESCRIPTOR, JOINS, PERSONALIZE, RECIPE, QuerySpec
-from hyperfl_flwr.server.federation import Federation, greet
+from hyperfl_flwr.server.federation import Federation, request_handshakes
 from hyperfl_flwr.server.handshake import Node
 from strategies.engine.query_clients import Query, ask, descriptors_of
 from strategies.it_pfl import ITPFL
@@ -113,7 +113,7 @@ def novel_nodes(grid: Grid, timeout: float, *, joins: bool) -> tuple[list[Node],
     Raises:
         RunFailedError: If nodes are missing.
     """
-    found = greet(grid, timeout, novel=True)
+    found = request_handshakes(grid, timeout, novel=True)
     nodes = [node for node in found if bool(node.properties.get(JOINS)) == joins]
     uses = Counter(node.partition for node in nodes if list(node.clients) == [node.partition])
     problems = {

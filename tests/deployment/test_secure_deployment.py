@@ -124,15 +124,15 @@ def refuse_a_plain_run(story: Story) -> None:
     made.wait_until_online(0, 1, 2)
 
 
-def greeting_key(entry: LedgerEntry) -> str:
+def handshake_key(entry: LedgerEntry) -> str:
     """Return the public key of a session in a node's handshake; empty without a session."""
     return next((str(record.values[KEY]) for record in entry.records if record.values and KEY in record.values), "")
 
 
 def refusals(story: Story) -> list[LedgerEntry]:
     """Return the entries in the careful node's ledger in which it refuses to take part."""
-    greetings = story.messages(CAREFUL, HELLO)
-    return [entry for entry in greetings if any("problem" in (record.values or {}) for record in entry.records)]
+    handshakes = story.messages(CAREFUL, HELLO)
+    return [entry for entry in handshakes if any("problem" in (record.values or {}) for record in entry.records)]
 
 
 def kill_a_node(story: Story) -> None:
@@ -252,7 +252,7 @@ def test_a_killed_node_is_left_out_and_comes_back_with_its_key(story: Story) -> 
     assert (rows[ROUNDS]["clients"], rows[ROUNDS]["failed"], rows[ROUNDS]["away"]) == (3, [], [])
     assert story.logged("node 1 is away (clients 1)")
     assert story.logged("node 1 is back (clients 1)")
-    keys = {greeting_key(entry) for entry in story.messages(1, HELLO) if entry.direction == "out"} - {""}
+    keys = {handshake_key(entry) for entry in story.messages(1, HELLO) if entry.direction == "out"} - {""}
     assert len(keys) == 2  # one of each start of the server
 
 

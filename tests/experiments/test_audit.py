@@ -13,11 +13,11 @@ from hyperfl_flwr.attacks.readout import read_out
 from hyperfl_flwr.attacks.scoring import verdict
 from hyperfl_flwr.audit.audit import audit
 from hyperfl_flwr.audit.chosen import chosen_attacks
+from hyperfl_flwr.audit.make_round import make_attacked_round
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import record_round, recorded_round
 from hyperfl_flwr.audit.report import write_audit
 from hyperfl_flwr.audit.sentences import sentence
-from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
@@ -71,7 +71,7 @@ def test_one_client_after_another_gives_the_mean_that_the_server_uses(federate: 
 
 def test_the_server_reads_the_embedding_off_a_real_upload(tmp_path: Path) -> None:
     """After one step on one image, the real messages reveal v, the clients' common embedding, which is private."""
-    target = make_target(settings(method="hyperfl"), Options(num_images=2))
+    target = make_attacked_round(settings(method="hyperfl"), Options(num_images=2))
     observed = record_round(target, tmp_path)
     reading = read_out(observed[0], target.knowledge())
     assert reading.embedding is not None
@@ -86,7 +86,7 @@ def test_images_are_found_by_the_attack_and_not_by_its_defended_twin(tmp_path: P
     verdicts = {}
     for name, changes in (("open", {}), ("noise", {"privacy.clip-norm": 1.0, "privacy.noise-multiplier": 0.1})):
         full = settings(method="hyperfl", **changes) | {"hyperfl.hidden-width": 64, "hyperfl.embedding-dim": 16}
-        target = make_target(full, options)
+        target = make_attacked_round(full, options)
         (tmp_path / name).mkdir()
         write_audit(target, audit(target, options), tmp_path / name)
         document = json.loads((tmp_path / name / "audit.json").read_text())
@@ -101,7 +101,7 @@ def test_clipping_alone_hides_no_image() -> None:
     """It scales an upload by a factor that the attacker does not know, and `ig` uses the direction alone."""
     options = Options(attacks=["ig"], num_images=3, iterations=200)
     full = settings(method="fedavg", **{"privacy.clip-norm": 0.01, "learning-rate": 0.01})
-    (found,) = audit(make_target(full, options), options).values()
+    (found,) = audit(make_attacked_round(full, options), options).values()
     assert verdict(found.comparisons) == "recovered"
 
 
@@ -111,7 +111,7 @@ def test_a_trained_model_is_attacked_with_its_clients_state(federate: Federate, 
     run = federate("hyperfl", num_rounds=2)
     manifest = json.loads((run / "manifest.json").read_text())
     local = {"batch-size": 1, "local-epochs": 1}
-    target = make_target({**manifest["settings"], **local}, Options(num_images=3), run)
+    target = make_attacked_round({**manifest["settings"], **local}, Options(num_images=3), run)
     assert target.clients == range(3)
     observed = record_round(target, tmp_path)
     stored = np.load(run / "clients" / "client-00002" / "round-000002.npz")["embedding/v"]
@@ -119,7 +119,7 @@ def test_a_trained_model_is_attacked_with_its_clients_state(federate: Federate, 
     assert reading.embedding is not None
     assert np.linalg.norm(reading.embedding.numpy() - stored) < 0.05 * np.linalg.norm(stored)
     with pytest.raises(ConfigError, match="6 clients would be attacked, 1 image each, but the trained"):
-        make_target({**manifest["settings"], **local}, Options(num_images=6), run)
+        make_attacked_round({**manifest["settings"], **local}, Options(num_images=6), run)
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def test_the_command_writes_everything_and_says_what_it_found(tmp_path: Path) ->
 def test_labels_are_found_even_when_other_attacks_are_told_them(tmp_path: Path) -> None:
     """With one image each, iDLG finds all labels; it reconstructs no images, and the audit is still written."""
     options = Options(attacks=["idlg"], num_images=3, labels_known=True)
-    target = make_target(settings(method="fedavg"), options)
+    target = make_attacked_round(settings(method="fedavg"), options)
     findings = audit(target, options)
     assert findings["idlg"].labels_found == 1.0
     write_audit(target, findings, tmp_path)
@@ -175,7 +175,7 @@ def test_a_trained_clients_images_are_its_own(federate: Federate, tmp_path: Path
     """The data are divided as in the run; of each client so many samples are drawn, and no more than it has."""
     run = federate("fedavg", num_rounds=1, **{"data.partition": "dirichlet-per-label", "data.train-samples": "auto"})
     own = load_federated_data(RunConfig.from_flat(settings_of(run)).data_settings())
-    target = make_target(settings_of(run), Options(num_images=9, samples=3), run)
+    target = make_attacked_round(settings_of(run), Options(num_images=9, samples=3), run)
     for client in range(3):
         chosen = target.data().train_indices(client)
         assert len(chosen) == 3
@@ -184,11 +184,11 @@ def test_a_trained_clients_images_are_its_own(federate: Federate, tmp_path: Path
     assert [observation.num_examples for observation in record_round(target, tmp_path)] == [3, 3, 3]
     least = min(len(own.train_indices(client)) for client in range(5))
     with pytest.raises(ConfigError, match=f"of each client would be attacked; give --samples {least} at most"):
-        make_target(settings_of(run), Options(num_images=5 * (least + 1), samples=least + 1), run)
+        make_attacked_round(settings_of(run), Options(num_images=5 * (least + 1), samples=least + 1), run)
     with pytest.raises(
         ConfigError, match=r"with --checkpoint, data.seed must be 0 as in the trained run.*; got 1; leave it out"
     ):
-        make_target(settings_of(run) | {"data.seed": 1}, Options(num_images=1, samples=1), run)
+        make_attacked_round(settings_of(run) | {"data.seed": 1}, Options(num_images=1, samples=1), run)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_data_with_client_ids_of_the_working_directory_are_attacked(
     result = CliRunner().invoke(cli, [*words, *options, *secure, "--num-images", "2", "--output", "sum"])
     assert "has 3, but 2 would be attacked; attack 3 images" in str(result.exception)
     novel = {"novel.clients": 1, "dataset": f"npz:{tmp_path / 'mine.npz'}"}
-    assert make_target(settings(method="it-pfl", **novel), Options(num_images=2)).config.num_clients == 2
+    assert make_attacked_round(settings(method="it-pfl", **novel), Options(num_images=2)).config.num_clients == 2
 
 
 @pytest.mark.parametrize(
@@ -391,16 +391,18 @@ def test_the_multiplier_that_a_warning_names_gives_none() -> None:
 
 
 def test_chosen_attacks_are_those_of_the_method() -> None:
-    fedrep, fedavg = (make_target(settings(method=name), Options(num_images=2)) for name in ("fedrep", "fedavg"))
+    fedrep, fedavg = (
+        make_attacked_round(settings(method=name), Options(num_images=2)) for name in ("fedrep", "fedavg")
+    )
     assert chosen_attacks([], fedrep) == ["head-gradient", "rog"]
     assert chosen_attacks(["idlg"], fedavg) == ["idlg"]
-    data = load_federated_data(make_target(settings(), Options(num_images=4)).config.data_settings())
+    data = load_federated_data(make_attacked_round(settings(), Options(num_images=4)).config.data_settings())
     assert data.num_clients == 4
 
 
 def test_the_encoder_is_attacked_while_it_travels(federate: Federate) -> None:
     """In the first phase (round 1 of 2, or a round run for the attack) it is attacked, in the last round it is not."""
-    fresh = make_target(settings(method="it-pfl"), Options(num_images=2))
+    fresh = make_attacked_round(settings(method="it-pfl"), Options(num_images=2))
     assert chosen_attacks([], fresh) == ["ig", "head-gradient", "idlg", "rog", "dlg", "encoder-gradient"]
     for recorded, attacks in (("1", chosen_attacks([], fresh)), ("2", chosen_attacks([], fresh)[:-1])):
         run = federate("it-pfl", **{"audit.clients": "0", "audit.rounds": recorded, "data.train-samples": 2})
@@ -410,7 +412,7 @@ def test_the_encoder_is_attacked_while_it_travels(federate: Federate) -> None:
         assert {name: len(finding.comparisons) for name, finding in findings.items()} == {
             name: int(name != "idlg") for name in attacks
         }
-    after_the_last = make_target(settings_of(run), Options(num_images=1, samples=1), run)
+    after_the_last = make_attacked_round(settings_of(run), Options(num_images=1, samples=1), run)
     with pytest.raises(ConfigError, match="it-pfl, which sends no encoder in round 3; what does: ig, head-gradient, "):
         chosen_attacks(["encoder-gradient"], after_the_last)
 

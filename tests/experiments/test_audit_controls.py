@@ -9,10 +9,10 @@ import torch
 from hyperfl_flwr.attacks.base import Reconstruction
 from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.audit.audit import AttackResult, _class_means, _compared, controls, images_of
+from hyperfl_flwr.audit.make_round import make_attacked_round
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import AttackedRound
 from hyperfl_flwr.audit.report import measure
-from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.data.augmentation import Augmentation
 from hyperfl_flwr.launch.contract.base import SMALL, Federate
@@ -30,18 +30,18 @@ def test_unrelated_images_are_no_training_images_where_clients_hold_samples_back
     held_back: dict[str, Any] = {"data.validation-fraction": 0.2}
     run = federate("fedavg", num_rounds=1, **held_back)
     options = Options(num_images=2, samples=1)
-    fresh, plain = (make_target(settings(method="fedavg", **more), options) for more in (held_back, {}))
+    fresh, plain = (make_attacked_round(settings(method="fedavg", **more), options) for more in (held_back, {}))
     dataset = fresh.data().dataset
     trained = {image.tobytes() for image in dataset.train.scaled(np.arange(len(dataset.train)))}
     expected, _ = controls(plain, len(dataset.test))
     assert not trained & {image.tobytes() for image in expected}
-    for target in (fresh, make_target(settings_of(run), options, run)):
+    for target in (fresh, make_attacked_round(settings_of(run), options, run)):
         np.testing.assert_array_equal(controls(target, len(dataset.test))[0], expected)
 
 
 def test_the_mean_images_of_the_classes_are_a_control_of_their_own() -> None:
     """They are nearer than the mean of all by more than a verdict's margin."""
-    target = make_target(settings(method="fedavg"), Options(num_images=8, samples=8))
+    target = make_attacked_round(settings(method="fedavg"), Options(num_images=8, samples=8))
     private, labels = images_of(target, 0)
     test = target.data().dataset.test
     means = [test.scaled(np.flatnonzero(test.labels == label)).mean(axis=0) for label in labels]
@@ -54,7 +54,7 @@ def test_the_mean_images_of_the_classes_are_a_control_of_their_own() -> None:
 
 def test_moved_and_flipped_images_are_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
     """What clients trained on is found exactly, where the run augments; a control gains by it, too."""
-    target = make_target(settings(method="fedavg"), Options(num_images=5, samples=5))
+    target = make_attacked_round(settings(method="fedavg"), Options(num_images=5, samples=5))
     assert not target.augmented  # a round that is run for the attack
     private, labels = images_of(target, 0)
     augmentation = Augmentation(pad_value=(0.0,))

@@ -19,9 +19,9 @@ from hyperfl_flwr.attacks.registry import attacks_on
 from hyperfl_flwr.audit.audit import audit
 from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.history import ObservationHistory, attacked_round, require_history
+from hyperfl_flwr.audit.make_round import local_epochs_setting, make_attacked_round
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import AttackedRound, record_round, recorded_round
-from hyperfl_flwr.audit.target import local_epochs_setting, make_target
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
@@ -74,7 +74,7 @@ def test_images_are_found_in_later_rounds_too(federate: Federate, tmp_path: Path
     run = federate("priv-hfl", **ALL, **ALONE, **{"learning-rate": 0.05})
     options = Options(attacks=["dual-difference"], num_images=3, iterations=200, total_variation=1e-4)
     base = settings_of(run) | {"batch-size": 1, "local-epochs": 1}
-    target = make_target(base | local_epochs_setting(base, options), options, run)
+    target = make_attacked_round(base | local_epochs_setting(base, options), options, run)
     assert (attacked_round(target), set(target.steps)) == (3, {1})
     assert dual_rule(target.config.section(PrivHFLConfig)) == dual_rule(
         resolved(RunConfig.from_flat(settings_of(run))).priv_hfl
@@ -95,14 +95,14 @@ def test_images_are_found_in_later_rounds_too(federate: Federate, tmp_path: Path
 
 def test_a_run_that_kept_no_record_is_named(federate: Federate) -> None:
     run = federate("priv-hfl")
-    target = make_target(settings_of(run) | {"batch-size": 1}, Options(num_images=2), run)
+    target = make_attacked_round(settings_of(run) | {"batch-size": 1}, Options(num_images=2), run)
     with pytest.raises(
         ConfigError, match=r"not all rounds before round 3 .*--set audit.clients=0,1 --set audit.rounds"
     ):
         audit(target, Options())
-    require_history(make_target(settings(), Options(num_images=2)))
+    require_history(make_attacked_round(settings(), Options(num_images=2)))
     assert attacks_on(METHODS["priv-hfl"].uploads) == ["dual-difference", "generator-dlg"]
-    assert chosen_attacks([], make_target(settings(), Options(num_images=2))) == ["dual-difference"]
+    assert chosen_attacks([], make_attacked_round(settings(), Options(num_images=2))) == ["dual-difference"]
     assert attacks_on(METHODS["priv-hfl"].uploads, summed=True) == []
 
 
@@ -151,7 +151,7 @@ def test_a_rotation_hides_the_gradient_and_not_its_length(realisation: str, tmp_
     cosines = {}
     for mixing in (False, True):
         changes = {"priv-hfl.mixing": mixing, "priv-hfl.realisation": realisation, "priv-hfl.clip-norm": 0.0}
-        target = make_target(settings(**changes), Options(num_images=5))
+        target = make_attacked_round(settings(**changes), Options(num_images=5))
         (tmp_path / str(mixing)).mkdir()
         readings = [read_change(each, target.knowledge()) for each in record_round(target, tmp_path / str(mixing))]
         data = target.data()

@@ -22,11 +22,11 @@ from hyperfl_flwr.audit import forged_round
 from hyperfl_flwr.audit.audit import attack, audit, controls
 from hyperfl_flwr.audit.chosen import chosen_attacks
 from hyperfl_flwr.audit.forged_round import forging, public_images
+from hyperfl_flwr.audit.make_round import make_attacked_round
 from hyperfl_flwr.audit.observation_files import OpeningFiles
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import AttackedRound, forge_per_client, record_round, view
 from hyperfl_flwr.audit.report import write_audit
-from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
@@ -46,7 +46,7 @@ OPTIONS = Options(num_images=12, samples=12, malicious_server=True)
 def target(options: Options = OPTIONS, **changes: Any) -> AttackedRound:
     own = {"method": "hyperfl", "target": "mlp", "batch-size": 12, "local-epochs": 1, "learning-rate": 0.01}
     settings = default_settings() | SMALL | own | {key.replace("_", "-"): value for key, value in changes.items()}
-    return make_target(settings, options)
+    return make_attacked_round(settings, options)
 
 
 def test_a_forged_hypernetwork_gives_the_images_away(tmp_path: Path) -> None:

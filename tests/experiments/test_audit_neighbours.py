@@ -10,11 +10,11 @@ from torch.nn import functional
 
 from hyperfl_flwr.attacks.dual_difference import read_change
 from hyperfl_flwr.audit.audit import audit
+from hyperfl_flwr.audit.make_round import make_attacked_round
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import record_round, view
 from hyperfl_flwr.audit.report import measure
 from hyperfl_flwr.audit.sentences import sentence
-from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import torch_generator
@@ -36,7 +36,7 @@ def settings(**changes: Scalar) -> dict[str, Scalar]:
 @pytest.mark.parametrize(("num_clients", "attacked"), [(2, [0, 1]), (3, [1]), (5, [1, 3])])
 def test_end_clients_know_what_their_neighbours_sent(num_clients: int, attacked: list[int], tmp_path: Path) -> None:
     """They know the same reply as the server recorded; its gradient is autograd's on the private image."""
-    target = make_target(settings(), Options(num_images=num_clients, by_neighbours=True))
+    target = make_attacked_round(settings(), Options(num_images=num_clients, by_neighbours=True))
     assert list(target.clients) == attacked
     recorded = record_round(target, tmp_path)
     network = build_target("cnn", (1, 8, 8), 10)
@@ -55,7 +55,7 @@ def test_end_clients_know_what_their_neighbours_sent(num_clients: int, attacked:
 
 def test_the_report_says_who_attacks() -> None:
     """Two of five clients are attacked, by dual-difference only, and the sentence names the attacker."""
-    target = make_target(settings(), OPTIONS)
+    target = make_attacked_round(settings(), OPTIONS)
     findings = audit(target, OPTIONS)
     assert list(findings) == ["dual-difference"]
     assert len(findings["dual-difference"].results) == 2
@@ -75,9 +75,9 @@ def test_the_report_says_who_attacks() -> None:
 )  # fmt: skip
 def test_what_it_does_not_hold_for_is_refused(changes: dict[str, Scalar]) -> None:
     with pytest.raises(ConfigError, match="clients see their neighbours in priv-hfl"):
-        make_target(settings(**changes), OPTIONS)
+        make_attacked_round(settings(**changes), OPTIONS)
 
 
 def test_one_client_has_no_neighbour() -> None:
     with pytest.raises(ConfigError, match="at least two clients"):
-        make_target(settings(), Options(num_images=1, by_neighbours=True))
+        make_attacked_round(settings(), Options(num_images=1, by_neighbours=True))

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from hyperfl_flwr.audit.chosen import chosen_attacks
+from hyperfl_flwr.audit.make_round import make_attacked_round
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import record_round, recorded_round, view
-from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
@@ -81,7 +81,7 @@ SECURE_ROUND = default_settings() | SMALL | {
 
 def opened(options: Options, folder: Path, **changes: Scalar) -> Observation:
     """Return what the server opens in a round that is run for the attack."""
-    target = make_target(SECURE_ROUND | {key.replace("__", ".").replace("_", "-"): value
+    target = make_attacked_round(SECURE_ROUND | {key.replace("__", ".").replace("_", "-"): value
                                          for key, value in changes.items()}, options)  # fmt: skip
     assert (target.summed, target.opened, target.config.audit.clients) == (True, True, "")
     folder.mkdir()
@@ -93,7 +93,7 @@ def test_a_round_that_is_run_for_the_attack_has_the_settings_secure_sums(tmp_pat
     """The server opens the mean over the clients' uploads and, with noise in the sum, no more than that."""
     options = Options(num_images=12, samples=4)
     seen = opened(options, tmp_path / "plain")
-    plain = make_target(SECURE_ROUND | {"secagg.enabled": False}, replace(options, summed=True))
+    plain = make_attacked_round(SECURE_ROUND | {"secagg.enabled": False}, replace(options, summed=True))
     (tmp_path / "single").mkdir()
     (mean,) = view(plain, record_round(plain, tmp_path / "single")).observations
     noise = {"privacy__unit": "client", "privacy__noise": "sum", "privacy__clip_norm": 1.0}
@@ -110,8 +110,8 @@ def test_the_noise_on_records_is_that_of_the_whole_run() -> None:
     """An attacked round is one of num-rounds rounds, over which a run spends its epsilon."""
     settings = default_settings() | SMALL | {"method": "fedrep", "target": "mlp", "num-rounds": 7}
     options = Options(num_images=4, samples=4)
-    assert make_target(settings | {"dp.epsilon": 8.0}, options).config.num_rounds == 7
-    assert make_target(settings, options).config.num_rounds == 1
+    assert make_attacked_round(settings | {"dp.epsilon": 8.0}, options).config.num_rounds == 7
+    assert make_attacked_round(settings, options).config.num_rounds == 1
 
 
 def test_labels_are_of_no_use(federate: Federate, tmp_path: Path) -> None:
@@ -120,10 +120,10 @@ def test_labels_are_of_no_use(federate: Federate, tmp_path: Path) -> None:
     assert "attacks on a sum use no labels" in str(result.exception)
     assert not (tmp_path / "audit").exists()
     with pytest.raises(ConfigError, match="attacks on a sum use no labels"):
-        make_target(SECURE_ROUND, Options(num_images=12, samples=4, labels_known=True))
+        make_attacked_round(SECURE_ROUND, Options(num_images=12, samples=4, labels_known=True))
 
 
 def test_a_secure_sum_of_too_few_clients_is_refused_before_the_round() -> None:
     """The advice is about images, of which the audit makes its clients."""
     with pytest.raises(ConfigError, match=r"needs 3 clients at least .* 8 images at 4 each are those of 2;"):
-        make_target(SECURE_ROUND, Options(num_images=8, samples=4))
+        make_attacked_round(SECURE_ROUND, Options(num_images=8, samples=4))

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 from federations import Call
 
+from hyperfl_flwr.audit.make_round import _attacked, _fresh, make_attacked_round
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.replaced import REPLACED, SECTIONS, without_replaced
-from hyperfl_flwr.audit.target import _attacked, _fresh, make_target
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.launch.early_check import check_early
 
 
 def test_settings_that_an_audit_replaces_are_not_refused_before_it() -> None:
-    """The list of the early check has exactly what `make_target` replaces."""
+    """The list of the early check has exactly what `make_attacked_round` replaces."""
     given = {
         "keep": "best",
         "early-stopping": 3,
@@ -23,7 +23,7 @@ def test_settings_that_an_audit_replaces_are_not_refused_before_it() -> None:
     }
     settings = default_settings() | {"method": "fedavg"} | given
     check_early(without_replaced({"method": "fedavg", **given}))
-    assert make_target(settings, Options(attacks=["ig"], num_images=2, samples=1)).config.keep == "last"
+    assert make_attacked_round(settings, Options(attacks=["ig"], num_images=2, samples=1)).config.keep == "last"
     attacked = _attacked(settings, 2, 1, opened=False)
     replaced = {*attacked, *_fresh(settings, 2, attacked)} - {"secagg.enabled"}
     assert {key for key in replaced if key.partition(".")[0] not in SECTIONS} == REPLACED

@@ -7,11 +7,11 @@ import pytest
 
 from hyperfl_flwr.audit.audit import audit
 from hyperfl_flwr.audit.chosen import chosen_attacks
+from hyperfl_flwr.audit.make_round import make_attacked_round
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import record_round, view
 from hyperfl_flwr.audit.report import measure, write_audit
 from hyperfl_flwr.audit.sentences import sentence
-from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError
 
@@ -21,7 +21,7 @@ OPTIONS = Options(num_images=6, samples=2, summed=True, iterations=3)
 def target(options=OPTIONS, **changes):
     settings = {"method": "hyperfl", "batch-size": 2, "local-epochs": 1, "hyperfl.embedding": "per-client"}
     settings |= {"hyperfl.hidden-width": 4} | changes
-    return make_target(default_settings() | settings, options)
+    return make_attacked_round(default_settings() | settings, options)
 
 
 def test_a_sum_is_attacked_from_end_to_end(tmp_path):

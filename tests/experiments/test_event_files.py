@@ -94,7 +94,7 @@ def test_files_grow_with_the_run(federate: Federate) -> None:
     assert heard == [2]
 
 
-def test_the_command(federate: Federate, call: Call, tmp_path: Path) -> None:
+def test_tensorboard_prints_the_folder_of_its_files(federate: Federate, call: Call, tmp_path: Path) -> None:
     run = federate("local", num_clients=2)
     assert call("tensorboard", run)[:2] == (0, f"{run / FOLDER}\n")
     code, _, problem = call("tensorboard", tmp_path)

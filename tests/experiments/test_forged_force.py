@@ -19,9 +19,9 @@ from hyperfl_flwr.attacks.scoring import compare
 from hyperfl_flwr.attacks.trap_weights import forge_trap_weights
 from hyperfl_flwr.audit.audit import controls, images_of
 from hyperfl_flwr.audit.forged_round import public_images
+from hyperfl_flwr.audit.make_round import make_attacked_round
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import EXPERIMENT, AttackedRound
-from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.launch.contract.base import SMALL
 from hyperfl_flwr.models.initialisation import initial_model
@@ -46,7 +46,7 @@ def attacked_round() -> AttackedRound:
     own = {"method": "priv-hfl", "target": "mlp", "batch-size": NUMBER // 4, "learning-rate": 0.01}
     dual = {"priv-hfl.distill": False, "priv-hfl.local-steps": 20}
     options = Options(num_images=2 * NUMBER, samples=NUMBER)
-    return make_target(default_settings("priv-hfl") | SMALL | own | dual, options)
+    return make_attacked_round(default_settings("priv-hfl") | SMALL | own | dual, options)
 
 
 def vector(arrays: Arrays) -> Vector:

@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 import pytest
 
 from experiments.forged_networks import FORGERIES, FORGING, GENERATING, OF_GENERATED
-from experiments.node_checks import LIMITS, forged
+from experiments.measure_node_checks import LIMITS, forged
 from hyperfl_flwr.privacy.received_network import STATISTICS, Statistic
 
 NOTICED: dict[str, AbstractSet[Statistic]] = {

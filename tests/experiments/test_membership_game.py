@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from hyperfl_flwr.attacks.knowledge import TrainingKnowledge
 from hyperfl_flwr.attacks.readout import Readout, read_out
 from hyperfl_flwr.audit import shadow_views
+from hyperfl_flwr.audit.membership_game import MembershipGame
+from hyperfl_flwr.audit.membership_results import is_recognised
 from hyperfl_flwr.audit.shadow_data import draws_of, load_shadow_data
-from hyperfl_flwr.audit.shadow_membership import MembershipGame
-from hyperfl_flwr.audit.shadow_results import is_recognised
 from hyperfl_flwr.audit.shadow_runs import open_game, play_some
 from hyperfl_flwr.audit.shadow_views import fit_classifier, view_title, views_of
 from hyperfl_flwr.cli.main import cli

@@ -11,9 +11,9 @@ from federations import Call
 from html_pages import Page
 
 from hyperfl_flwr.audit.audit import audit
+from hyperfl_flwr.audit.make_round import make_attacked_round
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.report import write_audit
-from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.launch.contract.base import SMALL, Federate
@@ -62,7 +62,7 @@ def test_a_run_s_page_escapes_settings_reasons_and_nodes(federate: Federate, nam
 def test_an_audit_s_page_escapes_settings(tmp_path: Path, named_badly: str) -> None:
     changes = {"dataset": named_badly, "method": "fedavg", "num-clients": 2, "batch-size": 1, "local-epochs": 1}
     options = Options(attacks=["ig", "idlg"], num_images=2, iterations=2)
-    target = make_target(default_settings() | SMALL | changes, options)
+    target = make_attacked_round(default_settings() | SMALL | changes, options)
     text = write_audit(target, audit(target, options), tmp_path)[-1].read_text()
     page = Page(text)
     assert "<script" not in text

@@ -241,7 +241,9 @@ def test_an_old_record_has_no_values_of_single_clients(study: Study, finished: P
     assert page_of(old, "test_accuracy") == page_of(file, "test_accuracy")
 
 
-def test_the_command(study: Study, finished: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_against_prints_and_writes_the_differences(
+    study: Study, finished: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It prints and writes the differences; a row without a number says that its record is out of date."""
     (tmp_path / "two.toml").write_text(TEXT)
     monkeypatch.chdir(tmp_path)

@@ -58,7 +58,7 @@ def test_each_seed_divides_the_data_anew() -> None:
     assert quickstart_settings("fedavg", 0)["learning-rate"] == "auto"
 
 
-def test_a_spread() -> None:
+def test_a_spread_has_mean_least_and_largest() -> None:
     assert Spread.of([0.5, 0.75]) == Spread(mean=0.625, least=0.5, largest=0.75)
 
 

@@ -229,7 +229,9 @@ def test_files_of_something_else_are_refused(folder: Path, tmp_path: Path) -> No
         record(STUDY, folder, file)
 
 
-def test_the_commands(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_and_figure_need_only_what_record_writes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`record` writes the file, and `table` and `figure` need nothing else."""
     monkeypatch.chdir(tmp_path)
     runner = CliRunner()

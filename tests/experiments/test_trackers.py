@@ -243,7 +243,7 @@ def arguments(tmp_path: Path) -> list[str]:
     ]
 
 
-def test_the_command(arguments: list[str], tmp_path: Path, call: Call) -> None:
+def test_run_logs_to_a_tracker(arguments: list[str], tmp_path: Path, call: Call) -> None:
     code, _, err = call(*arguments, "--track", "mlflow")
     assert code == 0, err
     entry, curves = mlflow_curves(tmp_path / "r")

@@ -15,8 +15,8 @@ from unittest.mock import patch
 from hyperfl_flwr.app import client as client_app
 from hyperfl_flwr.app import server as server_app
 from hyperfl_flwr.audit.audit import Options, audit
+from hyperfl_flwr.audit.make_round import local_epochs_setting, make_attacked_round
 from hyperfl_flwr.audit.report import measure
-from hyperfl_flwr.audit.target import local_epochs_setting, make_target
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.setting_types import Scalar
@@ -234,7 +234,7 @@ def _output(golden: GoldenRun, folder: Path) -> dict[str, Scalar]:
 def _attack_numbers(config: RunConfig, golden: GoldenRun) -> Numbers:
     options = Options(attacks=[golden.attack], **golden.options)
     base = config.flat() | {"batch-size": 1, "local-epochs": 1}
-    target = make_target(base | local_epochs_setting(base, options), options, None)
+    target = make_attacked_round(base | local_epochs_setting(base, options), options, None)
     found = measure(target, audit(target, options), None)["attacks"][golden.attack]
     return {"psnr": [found["psnr"]["mean"]], "ssim": [found["ssim"]["mean"]]}
 

@@ -14,7 +14,7 @@ from torch.nn.utils import parameters_to_vector
 import hyperfl_flwr.app.server
 from clients.engine.node_checks import REFUSED
 from experiments.forged_networks import bins
-from experiments.node_checks import digits
+from experiments.measure_node_checks import digits
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunFailedError

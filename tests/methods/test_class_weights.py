@@ -9,9 +9,9 @@ import torch
 from federations import of_every_method, small_settings
 from torch.nn import functional
 
+from clients.engine.node_checks import checks_of
 from clients.novel.joining import JoiningNode
 from hyperfl_flwr.app.node import NodeApp
-from hyperfl_flwr.app.owners_checks import checks_of
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings

@@ -283,7 +283,7 @@ def test_every_release_is_a_line_and_in_the_statement(method: str, noise: str, f
     assert stated in (run / "server.log").read_text()
 
 
-def test_the_known_answers(federate: Federate) -> None:
+def test_epsilon_is_the_known_one(federate: Federate) -> None:
     """Ten rounds with z = 1: 17.86 with noise from the server, 19.05 with noise in the sum."""
     quick: Settings = {"target": "mlp", "num_rounds": 10, "privacy.noise-multiplier": 1.0, "data.train-samples": 4}
     for noise, expected in (("server", 17.86), ("sum", 19.05)):

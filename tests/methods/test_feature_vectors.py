@@ -13,9 +13,9 @@ from federations import small_settings
 from sklearn.datasets import load_digits
 from torch.nn import functional
 
+from hyperfl_flwr.audit.make_round import make_attacked_round
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import recorded_round
-from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
@@ -199,6 +199,6 @@ def test_attacks_refuse_vectors_and_dropout(digits: Callable[[int], Settings], f
     del settings["data.train-samples"]
     few = Options(num_images=NUM_CLIENTS, samples=1)
     with pytest.raises(ConfigError, match=vectors):
-        make_target(small_settings(**settings, method="fedavg", target="mlp"), few)
+        make_attacked_round(small_settings(**settings, method="fedavg", target="mlp"), few)
     with pytest.raises(ConfigError, match=r"cannot repeat local steps with dropout, which the mlp-500 target has"):
-        make_target(small_settings(method="fedavg", target="mlp-500"), few)
+        make_attacked_round(small_settings(method="fedavg", target="mlp-500"), few)

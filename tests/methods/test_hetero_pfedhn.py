@@ -8,8 +8,8 @@ import pytest
 from html_pages import Page
 
 from hyperfl_flwr.audit.audit import audit
+from hyperfl_flwr.audit.make_round import make_attacked_round
 from hyperfl_flwr.audit.options import Options
-from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
@@ -108,7 +108,7 @@ def test_an_audit_attacks_each_client_with_its_network() -> None:
     """The labels of single images are read off the gradients of both networks."""
     settings = default_settings() | SMALL | {"method": "pfedhn", "batch-size": 1, **TWO}
     options = Options(attacks=["idlg"], num_images=4, samples=1)
-    finding = audit(make_target(settings, options), options)["idlg"]
+    finding = audit(make_attacked_round(settings, options), options)["idlg"]
     assert finding.labels_found == 1.0
     assert [result.labels is not None and len(result.labels) for result in finding.results] == [1] * 4
 

@@ -117,7 +117,7 @@ def test_a_place_where_nothing_can_be_made_is_told_before_training(run: Path, mi
     assert "cannot create the output folder /dev/null/joined: /dev/null is a file" in err
 
 
-def test_bad_input(run: Path, mine: Path, call: Call) -> None:
+def test_join_refuses_bad_input(run: Path, mine: Path, call: Call) -> None:
     np.savez("large.npz", images=np.zeros((8, 9, 9), np.uint8), labels=np.arange(8) % 2)
     np.savez("eleven.npz", images=np.zeros((22, 8, 8), np.uint8), labels=np.arange(22) % 11)
     Path("used").mkdir()

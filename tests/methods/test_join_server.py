@@ -95,7 +95,7 @@ def test_the_embedding_is_trained_and_nothing_else(run: Path, mine: Path, tmp_pa
     assert leaks(secrets | {name: value for name, value in before.items() if name not in momentum}, messages) == []
     assert served.rounds == 12
     assert served.bytes_of_round == sum(value.nbytes for value in kept.values())
-    assert sum(len(data) > served.bytes_of_round for data in grid.down) == 13  # and a greeting
+    assert sum(len(data) > served.bytes_of_round for data in grid.down) == 13  # and a handshake
     assert sum(len(data) > served.bytes_of_round for data in grid.up) == 12
     record = (tmp_path / "state" / "privacy.jsonl").read_text().splitlines()
     assert [json.loads(line)["bounded_by"] for line in record] == ["nothing"] * 12
@@ -120,7 +120,7 @@ def test_the_command_writes_the_model(run: Path, mine: Path, call: Call) -> None
     assert out.startswith(f"accuracy {100 * facts['accuracy']:.2f} %")
 
 
-def test_bad_input(run: Path, mine: Path, folder: Path, call: Call) -> None:
+def test_join_at_a_server_refuses_bad_input(run: Path, mine: Path, folder: Path, call: Call) -> None:
     np.savez("large.npz", images=np.zeros((8, 9, 9), np.uint8), labels=np.arange(8) % 2)
     Path("used").mkdir()
     Path("used/file").write_text("")

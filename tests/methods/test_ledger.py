@@ -167,7 +167,7 @@ def test_of_any_other_error_the_kind_leaves(
     def fails(*_: object) -> Message:
         raise ValueError("could not read 'patient 4711'")
 
-    monkeypatch.setattr(adapter, "introduce", fails)
+    monkeypatch.setattr(adapter, "handshake_reply", fails)
     reply = reply_of(make_settings(), tmp_path)
     assert reply.error.reason == last_out(tmp_path).error == "ValueError, see the node's log"
     simulated = InProcessGrid(app, 1, make_settings(), {"simulated": True})
@@ -190,7 +190,7 @@ def test_without_room_for_the_ledger_nothing_is_done_and_nothing_leaves(
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     done: list[str] = []
-    monkeypatch.setattr(adapter, "introduce", lambda *_: done.append("introduced"))
+    monkeypatch.setattr(adapter, "handshake_reply", lambda *_: done.append("replied"))
     (tmp_path / LEDGER).symlink_to("/dev/full")
     reply = reply_of(make_settings(), tmp_path)
     assert (
@@ -216,7 +216,7 @@ def test_a_private_group_s_array_is_stopped(
     """HyperFL's embedding is private, so a reply that contains it, in any place, is replaced by an error."""
     secret = pack_arrays({key: np.zeros(3, np.float32)})
     monkeypatch.setattr(
-        adapter, "introduce", lambda message, _: Message(RecordDict({record: secret}), reply_to=message)
+        adapter, "handshake_reply", lambda message, _: Message(RecordDict({record: secret}), reply_to=message)
     )
     reply = reply_of(make_settings("hyperfl"), tmp_path)
     assert reply.error.reason == last_out(tmp_path).error == "ValueError: the reply contains arrays of private groups"
@@ -230,7 +230,9 @@ def test_arrays_whose_names_cannot_be_read_do_not_leave(
     data = pack_arrays({"0/embedding/weight": np.zeros(3, np.float32)})[PACKED].data + bytes(64)
     damaged = ArrayRecord({PACKED: Array(dtype="uint8", shape=(len(data),), stype=PACKED_TYPE, data=data)})
     monkeypatch.setattr(
-        adapter, "introduce", lambda message, _: Message(RecordDict({"per-client-arrays": damaged}), reply_to=message)
+        adapter,
+        "handshake_reply",
+        lambda message, _: Message(RecordDict({"per-client-arrays": damaged}), reply_to=message),
     )
     reply = reply_of(make_settings("hyperfl"), tmp_path)
     assert reply.error.reason == last_out(tmp_path).error == "ValueError: the reply contains arrays that cannot be read"

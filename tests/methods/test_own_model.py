@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.audit.audit import audit
+from hyperfl_flwr.audit.make_round import make_attacked_round
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import AttackedRound, record_round
-from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.rng import torch_generator
@@ -249,7 +249,7 @@ def test_a_node_without_the_network_says_so(federate: Federate) -> None:
 
 def attacked(method: str, name: str) -> AttackedRound:
     local = {"method": method, "batch-size": 2, "learning-rate": 0.05, "num-rounds": 1}
-    return make_target(small_settings(target=f"own_networks:{name}", **local), Options(num_images=2))
+    return make_attacked_round(small_settings(target=f"own_networks:{name}", **local), Options(num_images=2))
 
 
 @pytest.mark.parametrize("name", ["perceptron", "recurrent"])

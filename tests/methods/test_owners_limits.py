@@ -12,11 +12,10 @@ from flwr.app import ConfigRecord, RecordDict
 
 from clients.engine.base import BaseClient
 from clients.engine.context import ClientContext
-from clients.engine.node_checks import REFUSED, NodeChecks
+from clients.engine.node_checks import REFUSED, NodeChecks, checks_of
 from clients.novel.answers import CLASSIFIERS, classifier_errors, classifier_gradients
 from clients.novel.joining import JoiningNode
 from hyperfl_flwr.app.methods import client_of
-from hyperfl_flwr.app.owners_checks import checks_of
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig

@@ -20,7 +20,7 @@ from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import ARRAYS, CLIENTS, PER_CLIENT_ARRAYS, PROPERTIES, Report, record_of
 from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.queries import DESCRIBE, PERSONALIZE, PROBLEM, RECIPE
-from hyperfl_flwr.server.federation import greet, handshake
+from hyperfl_flwr.server.federation import handshake, request_handshakes
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 
@@ -239,4 +239,4 @@ def test_novel_nodes_and_others_are_left_alone_by_each_others_servers(
     assert predictions(tmp_path / "node-0") == predictions(tmp_path / "node-1")
     lonely = InProcessGrid(app, 1, dict(grid._contexts[1000].run_config), {"simulated": True})
     with pytest.raises(RunFailedError, match="only 0 of an unknown number of novel nodes replied"):
-        greet(lonely, 0.1, novel=True)
+        request_handshakes(lonely, 0.1, novel=True)

@@ -58,7 +58,7 @@ def settings(weights: Path, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method(method: str, federate: Federate, weights: Path) -> None:
+def test_every_method_trains_them_alone_and_together(method: str, federate: Federate, weights: Path) -> None:
     """It trains them, alone and together with equal results up to rounding; FedBN needs normalisation to train."""
     if method == "fedbn":
         with pytest.raises(ConfigError, match="no normalisation"):

@@ -14,9 +14,9 @@ from hyperfl_flwr.attacks.base import build_structure, stack
 from hyperfl_flwr.attacks.ig import _simulation
 from hyperfl_flwr.attacks.readout import read_out
 from hyperfl_flwr.audit.audit import audit
+from hyperfl_flwr.audit.make_round import make_attacked_round
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import record_round
-from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import torch_generator
@@ -123,7 +123,7 @@ def test_the_size_is_known() -> None:
 def test_an_attack_reads_and_simulates_a_network_with_batchnorm(tmp_path: Path) -> None:
     """The client's own images reproduce the gradient read off its model, and an attack runs."""
     local = {"method": "fedavg", "batch-size": 2, "learning-rate": 0.05}
-    target = make_target(small_settings(**TINY | local), Options(num_images=2))
+    target = make_attacked_round(small_settings(**TINY | local), Options(num_images=2))
     observed, knowledge = record_round(target, tmp_path), target.knowledge()
     assert any(key.endswith("running_var") for key in observed[0].received)
     reading, data = read_out(observed[0], knowledge), target.data().client(0)

@@ -35,7 +35,7 @@ from hyperfl_flwr.protocol.secure_sums.messages import (
     SECURE,
     SIGNATURE,
     UNMASK,
-    greeting,
+    handshake_request,
     header_record,
 )
 from hyperfl_flwr.protocol.secure_sums.peers import peers_text
@@ -99,8 +99,8 @@ def asked(grid: InProcessGrid, kind: str, content: RecordDict) -> Message:
     return grid.answer(Message(content, dst_node_id=next(iter(grid.get_node_ids())), message_type=kind))
 
 
-def greeted(grid: InProcessGrid, session: str = "") -> Mapping[str, Any]:
-    content = greeting(session)
+def handshake_with(grid: InProcessGrid, session: str = "") -> Mapping[str, Any]:
+    content = handshake_request(session)
     return dict(record_of(asked(grid, HELLO, content).content, PROPERTIES, ConfigRecord))
 
 
@@ -128,8 +128,8 @@ def test_an_owner_who_allows_secure_sums_only_takes_part_in_no_other_run(
     node = {"state_dir": str(tmp_path / "state"), "secure_sum_only": True, "peers_file": peers_file(tmp_path)}
     grid = plain_node(make_settings("fedrep"), **node)
     expected = "its owner allows only secure sums (secure-sum-only = true); start the run with secagg.enabled = true"
-    assert greeted(grid) == {"partition": 0, PROBLEM: expected}
-    assert greeted(grid, SESSION)[PROBLEM] == expected
+    assert handshake_with(grid) == {"partition": 0, PROBLEM: expected}
+    assert handshake_with(grid, SESSION)[PROBLEM] == expected
     secure = SecureFederation(make_settings("fedrep"), tmp_path)
     content = secure.content(secure.header(), 0)
     assert reason_of(asked(grid, kind, content)) == expected
@@ -139,13 +139,13 @@ def test_an_owner_who_allows_secure_sums_only_takes_part_in_no_other_run(
 
 def test_secure_sums_only_needs_peers(make_settings: MakeSettings, tmp_path: Path) -> None:
     grid = plain_node(make_settings("fedrep"), state_dir=str(tmp_path), secure_sum_only=True)
-    assert "must repair secure-sum-only in the node config" in greeted(grid)[PROBLEM]
+    assert "must repair secure-sum-only in the node config" in handshake_with(grid)[PROBLEM]
 
 
 @pytest.mark.parametrize(("enabled", "session"), [(True, ""), (False, SESSION), (True, "../../x"), (True, "A" * 32)])
-def test_a_greeting_fits_the_run(make_settings: MakeSettings, tmp_path: Path, enabled: bool, session: str) -> None:
+def test_a_handshake_fits_the_run(make_settings: MakeSettings, tmp_path: Path, enabled: bool, session: str) -> None:
     settings = make_settings("fedrep") | {"secagg.enabled": enabled}
-    problem = greeted(plain_node(settings, state_dir=str(tmp_path)), session)[PROBLEM]
+    problem = handshake_with(plain_node(settings, state_dir=str(tmp_path)), session)[PROBLEM]
     assert problem == {
         "": "the run has secagg.enabled = true, but a message of type query.hello is not for a secure sum",
         SESSION: "a message of type query.hello is for a secure sum, but the run has secagg.enabled = false",
@@ -165,8 +165,8 @@ def test_the_handshake_of_a_deployed_node_tells_no_number_of_samples(
 ) -> None:
     """A simulated node hides nothing: it reports them, with the counts of labels."""
     settings = make_settings("fedrep") | {"secagg.enabled": True}
-    deployed = greeted(plain_node(settings, state_dir=str(tmp_path)), SESSION)
-    simulated = greeted(plain_node(settings, simulated=True), SESSION)
+    deployed = handshake_with(plain_node(settings, state_dir=str(tmp_path)), SESSION)
+    simulated = handshake_with(plain_node(settings, simulated=True), SESSION)
     assert "num-examples" not in deployed
     assert not [key for key in deployed if "counts" in key]
     assert len(deployed[KEY]) == 64
@@ -191,14 +191,14 @@ OWN: Settings = {
 }  # fmt: skip
 
 
-def test_a_greeting_does_not_tell_how_the_samples_are_divided(make_settings: MakeSettings, tmp_path: Path) -> None:
-    """A server that greets with one fraction after another could find the numbers of samples and of groups by it."""
+def test_a_handshake_does_not_tell_how_the_samples_are_divided(make_settings: MakeSettings, tmp_path: Path) -> None:
+    """A server that asks with one fraction after another could find the numbers of samples and of groups by it."""
     answers = set()
     for count, groups in ((4, 0), (100, 0), (12, 1), (12, 2), (60, 20)):
         data = owners_file(tmp_path / f"{count}-{groups}.npz", count, groups)
         for fraction in (0.0, 1e-6, 0.1, 0.5, 0.99):
             settings = make_settings("fedrep", **OWN, **{"data.validation-fraction": fraction})
-            told = greeted(plain_node(settings, state_dir=str(tmp_path / "state"), data=data), SESSION)
+            told = handshake_with(plain_node(settings, state_dir=str(tmp_path / "state"), data=data), SESSION)
             answers.add(str(sorted((key, value) for key, value in told.items() if key != KEY)))
     (answer,) = answers
     assert PROBLEM not in answer
@@ -233,7 +233,9 @@ def test_the_number_of_unknown_classes_stays_on_the_node(
     problems = set()
     for classes in ("benign,other", "benign,rare"):
         settings = make_settings("fedrep", **OWN | {"data.classes": classes, "target": "mlp"})
-        problems.add(greeted(plain_node(settings, state_dir=str(tmp_path / "state"), data=data), SESSION)[PROBLEM])
+        problems.add(
+            handshake_with(plain_node(settings, state_dir=str(tmp_path / "state"), data=data), SESSION)[PROBLEM]
+        )
     what = "classes" if kind == "csv" else "class folders"
     assert problems == {f"some of its {what} are not in data.classes, see the node's log"}
 
@@ -241,7 +243,7 @@ def test_the_number_of_unknown_classes_stays_on_the_node(
 def test_the_identity_signs_the_key_of_the_session(make_settings: MakeSettings, tmp_path: Path) -> None:
     settings = make_settings("fedrep") | {"secagg.enabled": True}
     files = {"peers_file": peers_file(tmp_path), "identity_key_file": identity_file(tmp_path, 0)}
-    properties = greeted(plain_node(settings, state_dir=str(tmp_path), **files), SESSION)
+    properties = handshake_with(plain_node(settings, state_dir=str(tmp_path), **files), SESSION)
     assert is_signed(IDENTITIES[0].public_key(), properties[SIGNATURE], SESSION, 0, properties[KEY])
 
 
@@ -252,7 +254,10 @@ def test_an_identity_must_be_the_node_s_own_peer(
     settings = make_settings("fedrep") | {"secagg.enabled": True}
     files = {} if identity is None else {"identity_key_file": identity_file(tmp_path, identity)}
     grid = plain_node(settings, state_dir=str(tmp_path), peers_file=peers_file(tmp_path), **files)
-    assert greeted(grid, SESSION)[PROBLEM] == "its identity-key-file is not the key of its own row in its peers-file"
+    assert (
+        handshake_with(grid, SESSION)[PROBLEM]
+        == "its identity-key-file is not the key of its own row in its peers-file"
+    )
 
 
 def test_peers_of_real_nodes_open_a_sum(make_settings: MakeSettings, tmp_path: Path) -> None:

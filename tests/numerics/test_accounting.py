@@ -110,7 +110,7 @@ def test_a_gaussian_is_a_step_on_all_records() -> None:
     assert exact < nearly < exact * 1.01
 
 
-def test_limits() -> None:
+def test_epsilon_is_0_without_releases_and_infinite_without_noise() -> None:
     assert record_epsilon(1, 0.1, 0, DELTA) == client_epsilon(0, 0, DELTA, "sum") == composed_epsilon({}, DELTA) == 0
     for rate in (1, 0.1):
         assert record_epsilon(0, rate, 1, DELTA) == math.inf

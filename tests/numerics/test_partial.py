@@ -17,9 +17,9 @@ from clients.fedper import FedPerClient
 from clients.lg_fedavg import LGFedAvgClient
 from clients.local import LocalClient
 from hyperfl_flwr.audit.audit import audit
+from hyperfl_flwr.audit.make_round import make_attacked_round
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import record_round
-from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, private_arrays
 from hyperfl_flwr.models.groups import Entries, groups_of, initial_groups, normalisation_names
@@ -166,7 +166,7 @@ def test_a_joining_client_trains_its_normalisation_layers_alone(federate, tmp_pa
 @pytest.mark.parametrize(("method", "target"), [("lg-fedavg", "cnn"), ("fedbn", "own_networks:attention")])
 def test_labels_are_read_off_a_shared_classifier(method, target, tmp_path):
     """After one step on three images, the gradient of the classifier's bias gives their labels."""
-    attacked = make_target(
+    attacked = make_attacked_round(
         small_settings(**{"method": method, "target": target, "batch-size": 3, "momentum": 0.0}), Options(num_images=3)
     )
     (result,) = audit(attacked, Options(attacks=["idlg"]), record_round(attacked, tmp_path))["idlg"].results

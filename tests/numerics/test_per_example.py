@@ -208,14 +208,14 @@ def assert_as_autograd(network, parameters, shape, *, closed, number=7):
     ("name", "shape"),
     [("cnn", (1, 28, 28)), ("cnn", (3, 32, 32)), ("cnn", (1, 8, 8)), ("lenet", (3, 32, 32)), ("mlp", (1, 8, 8))],
 )
-def test_built_in_targets(name, shape):
+def test_built_in_targets_have_closed_forms(name, shape):
     network = target(name, shape)
     assert_as_autograd(network, list(network.parameters()), shape, closed=True)
     assert_as_autograd(network, list(network.extractor.parameters()), shape, closed=True)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_other_networks(name):
+def test_other_networks_are_as_in_autograd(name):
     network = built(name)
     assert_as_autograd(network, list(network.parameters()), (3, 9, 10), closed=NETWORKS[name][1])
 

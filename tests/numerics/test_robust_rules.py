@@ -215,7 +215,7 @@ def test_close_nodes_far_from_what_was_sent() -> None:
     assert nearest_nodes(np.array(exact), 1).tolist() == np.argsort(scores).tolist()
 
 
-def test_equal_nodes() -> None:
+def test_equal_nodes_are_reduced_to_what_they_sent() -> None:
     """All distances are zero: nothing is divided by them."""
     sent, (node,) = drawn(1)
     for rule in RULES:

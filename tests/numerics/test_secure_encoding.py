@@ -102,7 +102,7 @@ def test_the_sum_does_not_depend_on_the_nodes(data):
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_each_reduction(data):
+def test_each_reduction_is_that_of_numpy_up_to_rounding(data):
     """The decoded value is numpy's in float64, up to half a unit per client and the rounding to float32."""
     reduction = data.draw(st.sampled_from(REDUCTIONS))
     rows = st.lists(ELEMENTS, min_size=4, max_size=4).map(lambda row: np.array(row, np.float32).reshape(2, 2))

@@ -95,7 +95,7 @@ def hkdf(secret, salt, info, length):
     return found[:length]
 
 
-def test_hkdf():
+def test_hkdf_is_the_published_one():
     """RFC 5869, appendix A.1."""
     secret, salt, info = b"\x0b" * 22, bytes(range(13)), bytes(range(0xF0, 0xFA))
     expected = "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf34007208d5b887185865"

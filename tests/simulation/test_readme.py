@@ -79,7 +79,7 @@ def test_making_the_environment_by_hand(tmp_path: Path) -> None:
     assert (tmp_path / ".venv" / "bin" / "pip").is_file()
 
 
-def test_running(tmp_path: Path) -> None:
+def test_the_readme_s_first_run_writes_a_report(tmp_path: Path) -> None:
     checkout = copy_checkout(tmp_path)
     done = shell(block_with(README, "hyperfl doctor"), checkout)
     assert done.returncode == 0, done.stderr

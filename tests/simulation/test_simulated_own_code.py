@@ -22,7 +22,7 @@ def example(page: Path = PAGE) -> str:
     return re.findall(r"```python.*?\n(.*?)```", page.read_text(), re.DOTALL)[0]
 
 
-def test_the_pages_example(follow: Follow, own_code: Path) -> None:
+def test_the_page_s_example_is_trained(follow: Follow, own_code: Path) -> None:
     (own_code / "mynet.py").write_text(example())
     (command,) = commands(PAGE)
     follow([command])

@@ -15,7 +15,7 @@ from waiting import PATIENCE, eventually
 
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.flower.ray_start import ATTEMPTS
-from hyperfl_flwr.launch import private_network, processes
+from hyperfl_flwr.launch import network_namespace, processes
 from hyperfl_flwr.launch.flower_client import RunStatus
 from hyperfl_flwr.launch.flower_env import federation_config
 from hyperfl_flwr.launch.local_superlink import LocalSuperLink
@@ -210,7 +210,7 @@ def status_as(user: int, port: int) -> int:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-@pytest.mark.skipif(bool(private_network.obstacle({})), reason="the kernel allows no network namespaces")
+@pytest.mark.skipif(bool(network_namespace.obstacle({})), reason="the kernel allows no network namespaces")
 def test_another_user_cannot_connect_to_the_superlink() -> None:
     """Anyone who can connect can submit an app, which runs as the user of the SuperLink."""
     with LocalSuperLink(private=False) as reachable:

@@ -14,8 +14,8 @@ A, B, C = FIRST_NODE_ID, FIRST_NODE_ID + 1, FIRST_NODE_ID + 2
 Answer = Callable[[Message], Message | None]
 
 
-def introduction(partition: int, num_nodes: int, num_clients: int, **changes: Any) -> RecordDict:
-    """Return a node's answer to a greeting; a change to None leaves a property out."""
+def handshake_reply(partition: int, num_nodes: int, num_clients: int, **changes: Any) -> RecordDict:
+    """Return a node's answer to the handshake; a change to None leaves a property out."""
     clients = clients_of_node(partition, num_nodes, num_clients)
     properties = {
         "partition": partition,
@@ -85,6 +85,6 @@ def from_the_superlink(code: int) -> Answer:
 
 def nodes_of(num_nodes: int, num_clients: int, **changes: Any) -> dict[int, Sequence[Answer]]:
     return {
-        FIRST_NODE_ID + number: [says(introduction(number, num_nodes, num_clients, **changes))]
+        FIRST_NODE_ID + number: [says(handshake_reply(number, num_nodes, num_clients, **changes))]
         for number in range(num_nodes)
     }

@@ -131,7 +131,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(small_settings(output=str(tmp_path_factory.mktemp("runs") / "run")))
 
 
-def test_a_runs_files(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_reads_its_files(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(finished.parent)
     run = hyperfl.Run("run")
     assert (run.folder, repr(run)) == (finished, f"Run({str(finished)!r})")
@@ -210,7 +210,7 @@ def test_what_cannot_be_run(name: str, in_this_process: None, tmp_path: Path, mo
     assert not list(folder.iterdir())
 
 
-def test_numbers_of_numpy(finished: Path, in_this_process: None, tmp_path: Path) -> None:
+def test_numbers_of_numpy_are_taken(finished: Path, in_this_process: None, tmp_path: Path) -> None:
     """A run takes them as numbers, and a client's id, too."""
     changes: dict[str, Any] = {"learning-rate": np.float32(0.5), "ledger": np.bool_(True)}
     settings = changed_settings(changes, num_clients=np.int64(4))  # type: ignore[arg-type]
@@ -263,7 +263,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | 
 
 
 @pytest.mark.skipif(not PAGE.is_file(), reason="needs a checkout of the project")
-def test_the_pages_example(
+def test_the_page_s_example_runs(
     in_this_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -196,7 +196,7 @@ def test_costs_of_secure_sums():
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
-def test_private_memory():
+def test_private_memory_is_what_was_written():
     """50 MB of newly written memory are counted, within the 10 % that other allocations may take."""
     memory = importlib.import_module("benchmarks.memory")
     before = memory.private_memory(os.getpid())

@@ -54,7 +54,7 @@ def test_the_old_ones_stay_until_the_new_one_is_written(tmp_path: Path, monkeypa
     assert checkpoints.load(2)[1] == progress(2)
 
 
-def test_no_checkpoint(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_an_error(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path).rounds() == []
     with pytest.raises(StateError, match="is missing"):
         Checkpoints(tmp_path).load(1)

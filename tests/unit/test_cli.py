@@ -53,7 +53,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input(name: str, call: Call) -> None:
+def test_run_refuses_bad_input(name: str, call: Call) -> None:
     words, expected = BAD[name]
     code, out, err = call("run", *words)
     assert code == 2
@@ -142,7 +142,7 @@ def test_the_help_of_run_has_the_defaults_of_the_settings(call: Call) -> None:
         assert described.endswith(f"default: {defaults[key]}."), option
 
 
-def test_the_version(call: Call) -> None:
+def test_the_version_is_printed_alone(call: Call) -> None:
     assert call("--version") == (0, f"{__version__}\n", "")
 
 
@@ -271,7 +271,7 @@ def test_resuming_from_a_damaged_checkpoint(call: Call, federate: Federate) -> N
     assert f"{path} is damaged" in err
 
 
-def test_listings(call: Call) -> None:
+def test_listings_have_all_methods_data_sets_and_settings(call: Call) -> None:
     for command, names in (("methods", METHODS), ("datasets", DATASETS), ("settings", default_settings())):
         code, out, _ = call(command)
         assert code == 0

@@ -174,7 +174,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("words", "expected"), BAD.values(), ids=BAD)
-def test_bad_input(run: Path, call: Call, words: tuple[str, ...], expected: str) -> None:
+def test_export_refuses_bad_input(run: Path, call: Call, words: tuple[str, ...], expected: str) -> None:
     code, out, err = call("export", run, *words, "-o", "new/model.safetensors")
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
@@ -193,7 +193,7 @@ def test_a_run_s_folder_has_one_run_and_a_source_folder_is_not_replaced(run: Pat
     assert [path.name for path in Path.cwd().iterdir()] == ["model_network"]
 
 
-def test_bad_places(run: Path, call: Call) -> None:
+def test_export_refuses_bad_places(run: Path, call: Call) -> None:
     code, out, err = call("export", run, "--client", "1", "-o", "model.pt")
     assert (code, out, "must end with .safetensors, got model.pt" in err) == (2, "", True)
     for name in ('a"b', "a\\b", "a'b"):  # the script for such a name would not be valid Python

@@ -116,7 +116,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("run", "folder", "more", "parts"), BAD.values(), ids=BAD)
-def test_bad_input(run, folder, more, parts, runs: Path, data: Path, call: Call) -> None:
+def test_personalize_refuses_bad_input(run, folder, more, parts, runs: Path, data: Path, call: Call) -> None:
     code, out, err = call("personalize", runs / run, "--data", data / folder, "--output", "mine", *more)
     assert (code, out) == (2, ""), err
     assert err.startswith("error: ")

@@ -114,7 +114,7 @@ def test_an_exported_model_leaves_no_choice(words: tuple[str, str], model: Path,
     assert not Path("predictions.csv").exists()
 
 
-def test_without_labels(model: Path, images: Path, call: Call) -> None:
+def test_samples_without_labels_get_a_table_without_them(model: Path, images: Path, call: Call) -> None:
     """The table has no labels for a flat folder, a file without labels, or folders not named after classes."""
     flat = next(folder for folder in sorted(images.iterdir()))
     code, out, err = call("predict", model, "--data", flat, "-o", "flat.csv")
@@ -148,7 +148,7 @@ def test_images_are_converted_on_request_only(model: Path, tmp_path: Path, call:
     assert (code, "the run was trained on images of 8 bits" in err) == (2, True)
 
 
-def test_bad_input(run: Path, model: Path, samples: tuple[np.ndarray, np.ndarray], call: Call) -> None:
+def test_predict_refuses_bad_input(run: Path, model: Path, samples: tuple[np.ndarray, np.ndarray], call: Call) -> None:
     pixels, labels = samples
     np.savez("mine.npz", images=pixels, labels=labels + 5)
     np.savez("short.npz", images=pixels, labels=labels[1:])

@@ -199,7 +199,7 @@ def test_a_wrong_method_is_told_with_the_nearest_one() -> None:
     assert problem(method="hyprfl").endswith("got 'hyprfl'; did you mean hyperfl?")
 
 
-def test_flatten() -> None:
+def test_nested_tables_become_keys_with_dots() -> None:
     """Nested tables become keys with dots."""
     assert flatten({"a": 1, "b": {"c": 2, "d": {"e": "f"}}}) == {"a": 1, "b.c": 2, "b.d.e": "f"}
 

@@ -24,8 +24,8 @@ from hyperfl_flwr.attacks.base import AttackSettings, Reconstruction
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.registry import ATTACKS, Attack, attacks_on
 from hyperfl_flwr.audit.audit import audit
+from hyperfl_flwr.audit.make_round import make_attacked_round
 from hyperfl_flwr.audit.options import Options
-from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.toml_files import settings_text
 from hyperfl_flwr.data.registry import DATASETS
@@ -251,7 +251,7 @@ def test_an_attack_needs_no_more_than_its_function_and_a_row(monkeypatch: pytest
     monkeypatch.setitem(ATTACKS, "mine", row)  # type: ignore[arg-type]
     assert "mine" in attacks_on(METHODS["fedavg"].uploads)
     options = Options(attacks=["mine"], num_images=2)
-    target = make_target(default_settings() | {"method": "fedavg", "batch-size": 1, "local-epochs": 1}, options)
+    target = make_attacked_round(default_settings() | {"method": "fedavg", "batch-size": 1, "local-epochs": 1}, options)
     (finding,) = audit(target, options).values()
     assert finding.attack is row
     assert len(finding.comparisons) == 2

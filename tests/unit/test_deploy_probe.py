@@ -40,7 +40,7 @@ def told(host: str, port: int, root: Path) -> tuple[str, str]:
     return found.subject, found.text
 
 
-def test_an_expired_certificate(folder: Path, tmp_path: Path) -> None:
+def test_an_expired_certificate_is_told(folder: Path, tmp_path: Path) -> None:
     write_server_certificate(folder, tmp_path, "127.0.0.1", days=-0.01)
     with https_server(tmp_path) as port:
         assert told("127.0.0.1", port, folder / "ca.crt") == (
@@ -103,7 +103,7 @@ def test_an_authority_that_cannot_be_read(tmp_path: Path) -> None:
     ("ahead", "level"),
     [(0, Level.OK), (8, Level.ERROR), (-20, Level.OK), (-60, Level.WARNING), (-320, Level.ERROR), (9e4, Level.ERROR)],
 )
-def test_clocks_that_differ(folder: Path, ahead: float, level: Level) -> None:
+def test_clocks_that_differ_too_much_are_told(folder: Path, ahead: float, level: Level) -> None:
     """Flower accepts signatures from less than 5 s in the future and less than 305 s in the past."""
     with https_server(folder, date=datetime.now(UTC) - timedelta(seconds=ahead)) as port:
         answer, _ = probe("127.0.0.1", port, folder / "ca.crt")

@@ -102,7 +102,7 @@ def test_the_text_says_what_the_epsilon_means(call: Call) -> None:
         (("--spent", "gone"), "cannot be read: No such file or directory; give the privacy.jsonl"),
     ],
 )
-def test_wrong_combinations(call: Call, words: tuple[object, ...], reason: str) -> None:
+def test_dp_refuses_wrong_combinations(call: Call, words: tuple[object, ...], reason: str) -> None:
     code, out, err = call("dp", *words)
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
@@ -131,7 +131,7 @@ def test_what_a_node_has_spent_under_several_numbers(call: Call, tmp_path: Path)
         limited.spend(6, Release(unit="record", mechanism="gaussian", noise_multiplier=50.0))
 
 
-def test_what_was_spent(call: Call, tmp_path: Path) -> None:
+def test_dp_spent_adds_up_each_client_s_releases(call: Call, tmp_path: Path) -> None:
     steps = Release(unit="record", mechanism="sampled-gaussian", noise_multiplier=2.367, sample_rate=50 / 600, steps=60)
     upload = Release(unit="client", mechanism="gaussian", noise_multiplier=1.0)
     descriptor = Release(unit="record", mechanism="gaussian", noise_multiplier=4.0, neighbours="replace-one")
@@ -166,7 +166,7 @@ def test_what_was_spent(call: Call, tmp_path: Path) -> None:
 GAME = ("dp-audit", "--canaries", 400, "--batch", 400, "--steps", 20)
 
 
-def test_a_membership_game(call: Call) -> None:
+def test_dp_audit_refutes_only_an_epsilon_of_too_little_noise(call: Call) -> None:
     """80 guesses refute at most an epsilon of 3; epsilon 2 needs fewer than 5 wrong ones.
 
     With the noise as stated, 29 % are wrong; fewer than 5 have a probability of 7e-8. With a tenth none is.
@@ -217,7 +217,7 @@ def test_a_game_that_could_not_refute_is_marked(call: Call) -> None:
         (("--epsilon", 0), "epsilon must be above 0"),
     ],
 )
-def test_wrong_games(call: Call, words: tuple[object, ...], reason: str) -> None:
+def test_dp_audit_refuses_wrong_games(call: Call, words: tuple[object, ...], reason: str) -> None:
     code, out, err = call("dp-audit", *words)
     assert (code, out) == (2, "")
     assert reason in err

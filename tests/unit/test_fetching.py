@@ -19,7 +19,6 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
-from hyperfl_flwr.server import exchange as grid_module
 from hyperfl_flwr.server import fetching
 from hyperfl_flwr.server.exchange import exchange
 from hyperfl_flwr.server.fetching import LateReplyError, RefusedReplyError, ReplyLimits, SuperLinkError, fetch, repeated
@@ -271,7 +270,7 @@ class Deployment(HttpGrid):
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid_module, "DEPLOYED_POLL_SECONDS", 0.0)
+    monkeypatch.setattr("hyperfl_flwr.server.exchange.DEPLOYED_POLL_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("quick")

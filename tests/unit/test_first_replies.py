@@ -11,7 +11,6 @@ from test_fetching import HONEST, SENT, FakeSuperLink, deployed, message
 
 from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.protocol.packing import pack_arrays
-from hyperfl_flwr.server import exchange as grid_module
 from hyperfl_flwr.server.exchange import first_replies
 
 
@@ -73,7 +72,7 @@ def test_no_messages_give_no_replies() -> None:
 
 def test_a_node_that_withholds_a_part_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reply that never arrives completely must not use up the time of all."""
-    monkeypatch.setattr(grid_module, "PARTS_SECONDS", -1.0)
+    monkeypatch.setattr("hyperfl_flwr.server.exchange.PARTS_SECONDS", -1.0)
     superlink = FakeSuperLink(message(HONEST))
     del superlink.contents[missing := max(superlink.contents)]
     grid = deployed(superlink)

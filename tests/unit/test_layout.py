@@ -30,7 +30,7 @@ HYPERNETWORK, CNN = 60_000_000, 470_000
         (16, 1e9, 0, 20, CNN, 1, 4),
     ],
 )
-def test_nodes_and_threads(
+def test_nodes_and_threads_fit_the_machine(
     cores: int, memory: float, gpus: int, clients: int, shared_bytes: int, nodes: int, threads: int
 ) -> None:
     machine = Machine(cores=cores, memory=memory, gpus=gpus)
@@ -53,7 +53,7 @@ def test_wanted_threads_leave_room_for_fewer_nodes() -> None:
     assert suitable_nodes(machine, 20, CNN, threads=16) == 1
 
 
-def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_sets_the_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """HYPERFL_CORES sets the number of cores; with the device cpu, no GPU counts."""
     monkeypatch.setenv("HYPERFL_CORES", "3")
     machine = Machine.detect(torch.device("cpu"))

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from clients.engine.node_checks import REFUSED, Action, NodeChecks, Rule
-from hyperfl_flwr.app.owners_checks import checks_of
+from clients.engine.node_checks import REFUSED, Action, NodeChecks, Rule, checks_of
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.core.errors import ConfigError, RefusalError, for_others
 from hyperfl_flwr.privacy.received_network import STATISTICS, Measured, Statistic

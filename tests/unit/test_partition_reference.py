@@ -46,13 +46,13 @@ def assert_same(ours, theirs):
         np.testing.assert_array_equal(mine, np.sort(other))
 
 
-def test_natural(labels, clients):
+def test_natural_is_that_of_flower(labels, clients):
     theirs = reference(NaturalIdPartitioner(partition_by="client"), labels, clients)
     assert_same(partitions.natural(clients, np.random.default_rng(0), num_clients=7), theirs)
 
 
 @pytest.mark.parametrize("num_clients", [1, 6, 7, 20])
-def test_iid_sizes(labels, clients, num_clients):
+def test_iid_has_the_sizes_of_flower(labels, clients, num_clients):
     """Only the sizes are equal: Flower's partitioner does not shuffle, and gives the remainder to the first clients."""
     theirs = reference(IidPartitioner(num_partitions=num_clients), labels, clients)
     ours = partitions.iid(labels, np.random.default_rng(0), num_clients=num_clients)
@@ -61,7 +61,7 @@ def test_iid_sizes(labels, clients, num_clients):
 
 @pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")  # datasets on a newer pyarrow
 @pytest.mark.parametrize(("num_clients", "shards_per_client"), [(20, 2), (10, 5), (4, 1)])
-def test_shards(labels, clients, num_clients, shards_per_client):
+def test_shards_are_those_of_flower(labels, clients, num_clients, shards_per_client):
     """If the shards divide the samples evenly, equal seeds give equal draws of shards."""
     partitioner = ShardPartitioner(
         num_partitions=num_clients, partition_by="label", num_shards_per_partition=shards_per_client, seed=11
@@ -74,7 +74,7 @@ def test_shards(labels, clients, num_clients, shards_per_client):
 
 
 @pytest.mark.parametrize(("num_clients", "alpha"), [(5, 0.5), (10, 1.0), (8, 100.0)])
-def test_dirichlet_per_label(labels, clients, num_clients, alpha):
+def test_dirichlet_per_label_is_that_of_flower(labels, clients, num_clients, alpha):
     """The same algorithm and generator give equal partitions."""
     partitioner = DirichletPartitioner(
         num_partitions=num_clients, partition_by="label", alpha=alpha, min_partition_size=3, seed=5

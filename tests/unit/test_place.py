@@ -25,7 +25,7 @@ from hyperfl_flwr.launch.planning import plan, plan_deployed
 from hyperfl_flwr.launch.plans import IN_PROCESS
 from hyperfl_flwr.protocol.messages import CONFIG, HELLO, PROPERTIES, Request, record_of
 from hyperfl_flwr.protocol.queries import PROBLEM
-from hyperfl_flwr.protocol.secure_sums.messages import KEY, greeting
+from hyperfl_flwr.protocol.secure_sums.messages import KEY, handshake_request
 from hyperfl_flwr.protocol.secure_sums.peers import peers_text
 from hyperfl_flwr.runs.run_directory import read_manifest
 from hyperfl_flwr.server.in_process_grid import FIRST_NODE_ID, InProcessGrid
@@ -103,7 +103,7 @@ def test_a_node_beyond_the_run_says_so_and_does_nothing(tmp_path: Path) -> None:
     """It reads no data (here there are none), makes no key, and answers no other message."""
     settings = small_settings(num_clients=2, num_nodes=2, **{"secagg.enabled": True})
     node: dict[str, Scalar] = {"partition_id": 2, "num_partitions": 3, "data": "npz:/none", "state_dir": str(tmp_path)}
-    reply = ask(HELLO, greeting(SESSION), settings, **node)
+    reply = ask(HELLO, handshake_request(SESSION), settings, **node)
     reason = "node 2 takes no part in this run, which has 2 nodes (num-nodes)"
     assert dict(record_of(reply.content, PROPERTIES, ConfigRecord)) == {"partition": 2, PROBLEM: reason}
     assert {path.name for path in tmp_path.iterdir()} == {"ledger.jsonl"}
@@ -131,14 +131,14 @@ def test_the_server_cannot_change_the_number_of_peers(chosen: Scalar, tmp_path: 
     node = keys_of(tmp_path, 0, 3)
     common: Settings = {"secagg.enabled": True, "method": "fedavg", "num_clients": 3}
     settings = small_settings(**common, num_nodes=chosen)
-    told = dict(record_of(ask(HELLO, greeting(SESSION), settings, **node).content, PROPERTIES, ConfigRecord))
+    told = dict(record_of(ask(HELLO, handshake_request(SESSION), settings, **node).content, PROPERTIES, ConfigRecord))
     number = 2 if chosen == "auto" else chosen  # that of place.toml
     assert f"the run has secure sums of {number} nodes (num-nodes), but this node's peers-file has 3" in told[PROBLEM]
     assert "needs the peers.toml with exactly the nodes 0 to" in told[PROBLEM]
     with pytest.raises(RefusalError, match="secure sums"):
         app_of(settings, **node)
     settings = small_settings(**common, num_nodes=3)
-    assert KEY in record_of(ask(HELLO, greeting(SESSION), settings, **node).content, PROPERTIES, ConfigRecord)
+    assert KEY in record_of(ask(HELLO, handshake_request(SESSION), settings, **node).content, PROPERTIES, ConfigRecord)
 
 
 def test_without_peers_the_place_decides_about_secure_sums() -> None:

@@ -125,7 +125,7 @@ def test_a_release_that_cannot_be_is_refused(release):
         replace(STEPS, **release)
 
 
-def test_composition() -> None:
+def test_releases_are_composed() -> None:
     """Each row is a client's releases and their epsilons for a record and for the client, by hand."""
     steps, both = record_epsilon(2.0, 0.1, 50, DELTA), record_epsilon(2.0, 0.1, 100, DELTA)
     upload, half = client_epsilon(3.0, 1, DELTA, "local"), client_epsilon(1.5, 1, DELTA, "local")

@@ -122,7 +122,7 @@ def test_only_secure_sums_count_honest_clients(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("rounds", "noise"), [(2, 2.367), (4, 3.24)])
-def test_records(tmp_path: Path, rounds: int, noise: float) -> None:
+def test_the_client_with_the_fewest_samples_needs_the_largest_noise(tmp_path: Path, rounds: int, noise: float) -> None:
     """The client with 600 samples, the fewest, needs the largest noise: 600 steps need the known 2.367."""
     given: dict[str, Scalar] = {
         "method": "fedavg", "dp.epsilon": 4.0, "batch-size": 50, "local-epochs": 25, "num-rounds": rounds,

@@ -109,12 +109,12 @@ def test_without_room_for_one_process_nothing_starts() -> None:
 
 
 @pytest.mark.parametrize(("text", "expected"), [("head:6379", ("head", 6379)), ("[fd00::1]:80", ("fd00::1", 80))])
-def test_addresses(text: str, expected: tuple[str, int]) -> None:
+def test_an_address_is_host_and_port(text: str, expected: tuple[str, int]) -> None:
     assert parse_address(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "auto", "head", "head:", ":6379", "ray://head:10001", "head:70000", "head:6379/"])
-def test_wrong_addresses(text: str) -> None:
+def test_wrong_addresses_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"must be HOST:PORT, as `ray start --head` prints it, got"):
         parse_address(text)
 
@@ -270,7 +270,7 @@ def test_errors_of_ray_are_explained() -> None:
     assert "start the command on one of its hosts" in _explained("h:1", ConnectionError("no raylet here"))
 
 
-def test_nothing_listens(call: Call, tmp_path: Path) -> None:
+def test_a_cluster_that_does_not_answer_is_named(call: Call, tmp_path: Path) -> None:
     """The run, its estimate, the doctor and the function say so, and nothing is written."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -294,7 +294,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_options(name: str, call: Call) -> None:
+def test_options_that_do_not_fit_a_cluster_are_refused(name: str, call: Call) -> None:
     words, message = WRONG[name]
     code, _, err = call("run", *words)
     assert (code, message in err) == (2, True), err

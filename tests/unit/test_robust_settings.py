@@ -9,8 +9,8 @@ from federations import of_every_method, small_settings
 from hyperfl_flwr.app import server
 from hyperfl_flwr.app.methods import check_run
 from hyperfl_flwr.app.robust_reductions import check_enough_nodes
+from hyperfl_flwr.audit.make_round import make_attacked_round
 from hyperfl_flwr.audit.options import Options
-from hyperfl_flwr.audit.target import make_target
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.launch.contract.base import NUM_CLIENTS
@@ -151,6 +151,6 @@ def test_an_audit_attacks_what_honest_clients_upload_under_any_rule() -> None:
     """The malicious nodes of a run are none of the audit's few nodes, or would be all of them."""
     lies: Settings = {"adversary.attack": "backdoor", "adversary.nodes": "3", "adversary.target-class": 1}
     settings = small_settings(method="fedavg", batch_size=1, **{"robust.reduction": "krum", "robust.byzantine": 2})
-    config = make_target(settings | lies, Options(num_images=2)).config
+    config = make_attacked_round(settings | lies, Options(num_images=2)).config
     assert not config.robust.is_robust
     assert config.adversary.attack == "none"

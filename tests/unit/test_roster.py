@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, RecordDict
-from scripted import A, Answer, B, C, ScriptedGrid, fails, introduction, is_silent, nodes_of, says
+from scripted import A, Answer, B, C, ScriptedGrid, fails, handshake_reply, is_silent, nodes_of, says
 
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.core.versions import shared_versions
@@ -13,21 +13,20 @@ from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.protocol.messages import PROPERTIES
 from hyperfl_flwr.protocol.queries import NOVEL
 from hyperfl_flwr.runs.run_data import RunData
-from hyperfl_flwr.server import greetings
-from hyperfl_flwr.server import membership as roster_module
-from hyperfl_flwr.server.membership import Roster
+from hyperfl_flwr.server.roster import Roster
 
 D = C + 1
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, names in (
-        (roster_module, ("PAUSE_SECONDS", "GREETING_SECONDS")),
-        (greetings, ("PAUSE_SECONDS", "ASK_AGAIN_SECONDS")),
+    for name in (
+        "roster.PAUSE_SECONDS",
+        "roster.HANDSHAKE_SECONDS",
+        "handshake_requests.PAUSE_SECONDS",
+        "handshake_requests.ASK_AGAIN_SECONDS",
     ):
-        for name in names:
-            monkeypatch.setattr(module, name, 0.0)
+        monkeypatch.setattr(f"hyperfl_flwr.server.{name}", 0.0)
 
 
 @pytest.fixture
@@ -82,12 +81,12 @@ def test_a_run_begins_with_all_nodes_unless_it_is_told_otherwise(make_roster: Ca
 
 def test_nodes_that_say_they_are_fewer_do_not_begin_alone(make_roster: Callable[..., Roster]) -> None:
     """A node that reports a wrong number of nodes, here one, does not start a run that needs two."""
-    grid = ScriptedGrid({A: [says(introduction(0, 1, 6))]}, arrivals=[A])
+    grid = ScriptedGrid({A: [says(handshake_reply(0, 1, 6))]}, arrivals=[A])
     with pytest.raises(RunFailedError, match="2 of 1 nodes are needed, present: 0"):
         make_roster(grid, min_nodes=2).gather()
 
 
-def test_nobody_comes(make_roster: Callable[..., Roster]) -> None:
+def test_a_run_without_nodes_fails(make_roster: Callable[..., Roster]) -> None:
     with pytest.raises(RunFailedError, match=r"node-timeout = 0\.05 s: no suitable node has replied"):
         make_roster(ScriptedGrid({})).gather()
 
@@ -108,8 +107,8 @@ def test_a_node_with_other_versions_is_told_once_and_takes_part(
     other = [f"hyperfl-flwr {here['hyperfl-flwr']}", "torch 1.0\n", "numpy 0.1"]
     python = here["python"].rpartition(".")[0]
     answers = {
-        A: [says(introduction(0, 2, 2, versions=[each.replace("3.11", python) for each in same]))],
-        B: [says(introduction(1, 2, 2, versions=other))],
+        A: [says(handshake_reply(0, 2, 2, versions=[each.replace("3.11", python) for each in same]))],
+        B: [says(handshake_reply(1, 2, 2, versions=other))],
     }
     roster = make_roster(ScriptedGrid(answers), num_clients=2)
     roster.gather()
@@ -137,7 +136,7 @@ def test_a_node_beyond_the_run_is_neither_waited_for_nor_counted(
     """Node 2 answers first, in a run of nodes 0 and 1: whatever it says, the run waits for both, and asks it once."""
     answers = {
         "honest": refuses(2, "node 2 takes no part in this run, which has 2 nodes (num-nodes)"),
-        "fits": says(introduction(2, 2, 6, clients=[2])),
+        "fits": says(handshake_reply(2, 2, 6, clients=[2])),
         "novel": says(RecordDict({PROPERTIES: ConfigRecord({NOVEL: True, "partition": 2, "num-nodes": 1})})),
     }
     grid = ScriptedGrid({**nodes_of(2, 6), C: [answers[lie]]}, arrivals=[C, A, B])
@@ -157,7 +156,7 @@ def test_a_node_beyond_the_run_is_neither_waited_for_nor_counted(
 
 @pytest.mark.parametrize("changes", [{}, {"min_nodes": 1}])
 @pytest.mark.parametrize("resumed", [None, {}])
-@pytest.mark.parametrize("other", [fails(ErrorCode.CLIENT_APP_RAISED_EXCEPTION), says(introduction(0, 2, 6))])
+@pytest.mark.parametrize("other", [fails(ErrorCode.CLIENT_APP_RAISED_EXCEPTION), says(handshake_reply(0, 2, 6))])
 def test_nothing_but_its_own_answer_stands_for_a_node_of_the_run(
     other: Answer, resumed: dict[str, str] | None, changes: dict[str, int], make_roster: Callable[..., Roster]
 ) -> None:
@@ -216,7 +215,7 @@ def test_a_node_joins_goes_and_comes_back(make_roster: Callable[..., Roster], sa
 
 def test_a_node_does_not_come_back_with_another_weight(make_roster: Callable[..., Roster], said: list[str]) -> None:
     """It could make its update nearly all of the mean. With its data it takes part again."""
-    true, heavy = says(introduction(1, 2, 6)), says(introduction(1, 2, 6, num_examples=[100, 10**9, 100]))
+    true, heavy = says(handshake_reply(1, 2, 6)), says(handshake_reply(1, 2, 6, num_examples=[100, 10**9, 100]))
     grid = ScriptedGrid({A: nodes_of(2, 6)[A], B: [true, heavy, true]})
     roster = make_roster(grid)
     roster.gather()
@@ -230,7 +229,7 @@ def test_a_node_does_not_come_back_with_another_weight(make_roster: Callable[...
 
 def test_the_weight_of_a_node_with_another_id_is_announced(make_roster: Callable[..., Roster], said: list[str]) -> None:
     """One that has taken its number before must not keep it out, and its own number of samples is news."""
-    other = says(introduction(1, 2, 6, num_examples=[7, 7, 7]))
+    other = says(handshake_reply(1, 2, 6, num_examples=[7, 7, 7]))
     grid = ScriptedGrid({**nodes_of(2, 6), C: [other]})
     grid.present = [A, B]
     roster = make_roster(grid)
@@ -244,7 +243,7 @@ def test_the_weight_of_a_node_with_another_id_is_announced(make_roster: Callable
 
 def test_a_node_may_come_back_under_another_id(make_roster: Callable[..., Roster], said: list[str]) -> None:
     """Without key authentication, the new id is refused as long as Flower lists the old one."""
-    answers = {**nodes_of(2, 6), C: [says(introduction(1, 2, 6))]}
+    answers = {**nodes_of(2, 6), C: [says(handshake_reply(1, 2, 6))]}
     grid = ScriptedGrid(answers)
     grid.present = [A, B]
     roster = make_roster(grid)
@@ -257,10 +256,10 @@ def test_a_node_may_come_back_under_another_id(make_roster: Callable[..., Roster
     assert roster.refused == []
 
 
-def test_a_node_that_was_lost_is_greeted_again(make_roster: Callable[..., Roster], said: list[str]) -> None:
+def test_a_node_that_was_lost_is_asked_again(make_roster: Callable[..., Roster], said: list[str]) -> None:
     """A node that was silent in a round takes part again when it has answered, although Flower still lists it."""
-    introduced = says(introduction(1, 2, 6))
-    grid = ScriptedGrid({**nodes_of(2, 6), B: [introduced, is_silent, introduced]})
+    reply = says(handshake_reply(1, 2, 6))
+    grid = ScriptedGrid({**nodes_of(2, 6), B: [reply, is_silent, reply]})
     roster = make_roster(grid)
     roster.gather()
     roster.mark_away([B], "no reply in time")
@@ -284,19 +283,19 @@ def test_a_node_that_was_lost_is_greeted_again(make_roster: Callable[..., Roster
             "is refused: its handshake cannot be read: the message holds no ConfigRecord 'properties'",
         ),
         (
-            says(introduction(1, 3, 6, input_shape=[3, 8, 8])),
+            says(handshake_reply(1, 3, 6, input_shape=[3, 8, 8])),
             r"its input-shape is [3, 8, 8], but the other nodes have [1",
         ),
-        (says(introduction(1, 3, 6, num_classes=9)), "its num-classes is 9, but the other nodes have 10"),
-        (says(introduction(1, 4, 6)), "its num-partitions is 4, but the other nodes have 3"),
-        (says(introduction(1, 3, 6, classes=["cat"])), "its classes is ['cat'], but the other nodes have ['dog']"),
+        (says(handshake_reply(1, 3, 6, num_classes=9)), "its num-classes is 9, but the other nodes have 10"),
+        (says(handshake_reply(1, 4, 6)), "its num-partitions is 4, but the other nodes have 3"),
+        (says(handshake_reply(1, 3, 6, classes=["cat"])), "its classes is ['cat'], but the other nodes have ['dog']"),
         (
-            says(introduction(3, 3, 6)),
+            says(handshake_reply(3, 3, 6)),
             "node 3 is refused: its partition-id 3 is not in the range from 0 to num-partitions - 1",
         ),
-        (says(introduction(0, 3, 6)), "node 0 is refused: another one is node 0, too"),
-        (says(introduction(1, 3, 6, clients=[1, 2])), "it claims the clients [1, 2]; node 1 of 3 hosts [1, 4]"),
-        (says(introduction(1, 3, 6, clients=[1, 9])), "it claims the clients [1, 9]; node 1 of 3 hosts [1, 4]"),
+        (says(handshake_reply(0, 3, 6)), "node 0 is refused: another one is node 0, too"),
+        (says(handshake_reply(1, 3, 6, clients=[1, 2])), "it claims the clients [1, 2]; node 1 of 3 hosts [1, 4]"),
+        (says(handshake_reply(1, 3, 6, clients=[1, 9])), "it claims the clients [1, 9]; node 1 of 3 hosts [1, 4]"),
     ],
 )
 def test_a_node_that_does_not_fit_is_refused_and_the_others_go_on(
@@ -320,7 +319,7 @@ def test_a_node_that_does_not_fit_is_refused_and_the_others_go_on(
 
 def test_what_the_run_began_with_counts(make_roster: Callable[..., Roster]) -> None:
     """The run has begun with one node; two later ones that agree with each other do not outvote it."""
-    answers = {**nodes_of(3, 6, num_classes=7), A: [says(introduction(0, 3, 6))]}
+    answers = {**nodes_of(3, 6, num_classes=7), A: [says(handshake_reply(0, 3, 6))]}
     grid = ScriptedGrid(answers)
     grid.present = [A]
     roster = make_roster(grid, min_nodes=1)
@@ -349,7 +348,7 @@ def test_a_resumed_run_has_its_own_classes_whatever_most_nodes_say(
     first = make_roster(ScriptedGrid(nodes_of(3, 6, **run)))
     terms = RunData.read({"data": RunData.of(first.gather(), "digits").entry()}).terms()
     answers = nodes_of(3, 6, **(run | changes)) | {
-        A: [says(introduction(0, 3, 6, **run | {"classes": ["benign\n", "malignant"]}))]
+        A: [says(handshake_reply(0, 3, 6, **run | {"classes": ["benign\n", "malignant"]}))]
     }
     roster = make_roster(ScriptedGrid(answers), min_nodes=1)
     roster.gather(resumed=terms)
@@ -363,7 +362,7 @@ def test_a_node_whose_csv_file_has_other_columns_is_refused(make_roster: Callabl
     """By the hash of most nodes; a node without one, whose features have no names, fits."""
     changes = [{"columns": "a" * 64}, {"columns": "b" * 64}, {"columns": "a" * 64}, {}]
     answers = {
-        node: [says(introduction(number, 4, 6, **change))]
+        node: [says(handshake_reply(number, 4, 6, **change))]
         for number, (node, change) in enumerate(zip((A, B, C, C + 1), changes, strict=True))
     }
     roster = make_roster(ScriptedGrid(answers), min_nodes=3)
@@ -381,7 +380,7 @@ def test_columns_that_no_node_had_at_the_start_are_the_first_nodes(make_roster: 
     """Of two nodes with CSV files that join nodes without, one decides, and the other must have the same columns."""
     changes: list[dict[str, Any]] = [{}, {}, {"columns": "a" * 64}, {"columns": "b" * 64}]
     answers = {
-        node: [says(introduction(number, 4, 8, **change))]
+        node: [says(handshake_reply(number, 4, 8, **change))]
         for number, (node, change) in enumerate(zip((A, B, C, C + 1), changes, strict=True))
     }
     grid = ScriptedGrid(answers)
@@ -396,7 +395,7 @@ def test_columns_that_no_node_had_at_the_start_are_the_first_nodes(make_roster: 
 
 
 def test_no_side_has_most_nodes(make_roster: Callable[..., Roster]) -> None:
-    answers = {A: nodes_of(2, 6)[A], B: [says(introduction(1, 2, 6, num_classes=7))]}
+    answers = {A: nodes_of(2, 6)[A], B: [says(handshake_reply(1, 2, 6, num_classes=7))]}
     with pytest.raises(RunFailedError, match="num-classes is 10 on nodes 0 but 7 on nodes 1; no value has a majority"):
         make_roster(ScriptedGrid(answers)).gather()
 
@@ -407,7 +406,7 @@ def test_long_lists_of_classes_are_compared_to_their_end(sides: list[int], make_
     same = [f"{number:03d}.species-{number}" for number in range(199)]
     lists = [[*same, "198.crow"], [*same, "199.raven"]]
     answers = {
-        A + number: [says(introduction(number, len(sides), 6, classes=lists[side], num_classes=200))]
+        A + number: [says(handshake_reply(number, len(sides), 6, classes=lists[side], num_classes=200))]
         for number, side in enumerate(sides)
     }
     roster = make_roster(ScriptedGrid(answers), min_nodes=2)
@@ -423,7 +422,7 @@ def test_long_lists_of_classes_are_compared_to_their_end(sides: list[int], make_
         assert "'198.crow'] ..., but the other nodes have ... " in roster.refused[0].reason
 
 
-def test_all_are_refused(make_roster: Callable[..., Roster]) -> None:
+def test_a_run_whose_nodes_are_all_refused_says_why(make_roster: Callable[..., Roster]) -> None:
     grid = ScriptedGrid({A: [refuses(0, "no data")], B: [refuses(1, "no key")]})
     with pytest.raises(RunFailedError, match=r"(?s)node 0 is refused: no data\n  - node 1 is refused: no key"):
         make_roster(grid).gather()

@@ -33,13 +33,13 @@ def federation(*owners_data: bool, shape: tuple[int, ...] = (1, 28, 28), **told:
         ((False, False), "folder:/home/somebody/my images", "folder my images, 6 classes, 1x28x28"),
     ],
 )
-def test_titles(owners_data: tuple[bool, ...], dataset: str, title: str) -> None:
+def test_a_title_names_the_data_without_their_folder(owners_data: tuple[bool, ...], dataset: str, title: str) -> None:
     found = RunData.of(federation(*owners_data), dataset)
     assert found.title == title
     assert RunData.read({"data": found.entry()}) == found
 
 
-def test_feature_vectors() -> None:
+def test_a_title_counts_features() -> None:
     title = RunData.of(federation(True, shape=(64,)), "digits").title
     assert title == "the nodes' own data, 6 classes, 64 features"
 

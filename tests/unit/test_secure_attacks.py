@@ -4,20 +4,18 @@ from collections.abc import Sequence
 
 import pytest
 from masked_steps import private_key
-from scripted import A, Answer, ScriptedGrid, introduction, says
+from scripted import A, Answer, ScriptedGrid, handshake_reply, says
 
 from hyperfl_flwr.protocol.secure_sums.keys import public_of
-from hyperfl_flwr.server import greetings
-from hyperfl_flwr.server import membership as roster_module
-from hyperfl_flwr.server.membership import Roster
+from hyperfl_flwr.server.roster import Roster
 
 SESSION = "5e" * 16
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster_module, "PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(greetings, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("hyperfl_flwr.server.roster.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("hyperfl_flwr.server.handshake_requests.PAUSE_SECONDS", 0.0)
 
 
 def gathered(keys: Sequence[str], **last: object) -> Roster:
@@ -26,7 +24,7 @@ def gathered(keys: Sequence[str], **last: object) -> Roster:
     for number, key in enumerate(keys):
         changes = last if number == len(keys) - 1 else {}
         told = {"secure_key": key, "secure_signature": "", "num_examples": None} | changes
-        properties = introduction(number, len(keys), len(keys), **told)
+        properties = handshake_reply(number, len(keys), len(keys), **told)
         answers[A + number] = [says(properties)]
     roster = Roster(ScriptedGrid(answers), num_clients=len(keys), timeout=10.0, min_nodes=2, session=SESSION)
     roster.gather()

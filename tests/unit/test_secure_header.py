@@ -233,7 +233,7 @@ def test_damaged_bytes_are_refused_or_read_as_they_are(place, inserted, removed)
     assert header.to_bytes() == data
 
 
-def test_settings_digest():
+def test_the_digest_of_settings_depends_on_all_but_their_order():
     """It depends on every key and value and their types, not on the order; floats are exact."""
     settings = {"learning-rate": 0.1, "rounds": 3, "method": "fedavg", "ledger": False}
     found = settings_digest(settings)
@@ -248,7 +248,7 @@ def test_settings_digest():
     assert len(digests | {found}) == len(changes) + 2
 
 
-def test_arrays_digest():
+def test_the_digest_of_arrays_depends_on_all_but_their_order():
     """It depends on names, types, shapes and every element, not on the order or the layout in memory."""
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     arrays = {"net/a": array, "net/b": np.zeros((), np.float64), "net/c": np.zeros((0, 2), np.float32)}

@@ -31,7 +31,7 @@ def test_an_opened_sum_is_the_integer_sum():
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_dropouts(data):
+def test_a_sum_opens_with_a_threshold_of_nodes_and_not_with_fewer(data):
     """Nodes drop out before their upload and before their answer, n - t in all at most; one more, and nothing opens."""
     num_nodes = data.draw(st.integers(2, 8))
     partitions = data.draw(st.lists(st.integers(0, 40), min_size=num_nodes, max_size=num_nodes, unique=True))
@@ -85,7 +85,7 @@ def test_other_headers_do_not_cancel():
 
 
 @pytest.mark.extended
-def test_a_hundred_nodes():
+def test_a_hundred_nodes_open_their_sum():
     """The largest step: 30 nodes are missing in training, and 3 more do not answer."""
     threshold = smallest_threshold(MOST_NODES, 0)
     nodes = nodes_of(MOST_NODES, threshold, size=100)
@@ -109,27 +109,27 @@ class TestBoxes:
         assert sorted([*answer.shares, *answer.bad]) == [0, 1, 2, 3]
         return answer.bad
 
-    def test_altered(self):
+    def test_altered_boxes_give_no_shares(self):
         opening = self.nodes.opening(range(4))
         box = opening.boxes_for(1)[2]
         assert self.bad_in(opening) == []
         for wrong in (bytes([box[0] ^ 1]) + box[1:], box[:-1] + bytes([box[-1] ^ 128]), box[:-1], box + b"\0", b""):
             assert self.bad_in(opening, of_2=wrong) == [2]
 
-    def test_of_another_sender_or_holder(self):
+    def test_boxes_of_another_sender_or_holder_give_no_shares(self):
         opening = self.nodes.opening(range(4))
         boxes = opening.boxes_for(1)
         assert self.bad_in(opening, of_2=boxes[3], of_3=boxes[2]) == [2, 3]
         assert self.bad_in(opening, of_2=opening.boxes_for(3)[2]) == [2]
         assert self.bad_in(opening, of_2=opening.boxes_for(2)[1]) == [2]
 
-    def test_of_another_upload(self):
+    def test_boxes_of_another_upload_give_no_shares(self):
         opening = self.nodes.opening(range(4))
         assert self.bad_in(opening, of_2=self.nodes.upload(2).boxes[1]) == [2]
         opening.uploads[2] = bytes(16)
         assert self.bad_in(opening) == [2]
 
-    def test_of_another_step(self):
+    def test_boxes_of_another_step_give_no_shares(self):
         opening = self.nodes.opening(range(4))
         other = Nodes(step_of(header_of(range(4), 3, number=2))).upload(2)
         opening.uploads[2] = other.id

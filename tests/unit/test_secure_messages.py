@@ -19,7 +19,7 @@ from hyperfl_flwr.protocol.secure_sums.messages import (
     VECTOR,
     SecureReply,
     UnmaskRequest,
-    greeting,
+    handshake_request,
     header_record,
     release_content,
     release_of,
@@ -48,7 +48,7 @@ def unmask(request):
 
 def test_a_session_survives_the_wire():
     session = "0123456789abcdef" * 2
-    assert session_in(on_the_wire(greeting(session))) == session
+    assert session_in(on_the_wire(handshake_request(session))) == session
     assert session_in(RecordDict()) == ""
 
 
@@ -149,7 +149,7 @@ def test_shares_of_another_question_are_refused():
 
 
 READ = {
-    "session": (session_in, greeting("0" * 32)),
+    "session": (session_in, handshake_request("0" * 32)),
     "step": (step_in, RecordDict({SECURE: header_record(HEADER)})),
     "reply": (SecureReply.of, REPLY.to_content()),
     "question": (UnmaskRequest.of, unmask(REQUEST)),

@@ -36,7 +36,7 @@ kind, folder, path = sys.argv[1:]
 sessions = StoredSessions(folder=Path(folder))
 print("ready", flush=True)
 sys.stdin.readline()
-if kind == "greet":
+if kind == "handshake":
     print(public_of(sessions.begin(path)))
 else:
     if kind == "die":
@@ -90,9 +90,9 @@ def test_two_processes_answer_one_question(tmp_path: Path) -> None:
     assert refused.startswith("this node has already helped to open the sum of this step with other nodes or uploads")
 
 
-def test_several_greetings_make_one_key(tmp_path: Path) -> None:
+def test_several_handshakes_make_one_key(tmp_path: Path) -> None:
     folder = tmp_path / "state" / "secagg"
-    assert len(set(answers_of([started("greet", folder, SESSION) for _ in range(3)]))) == 1
+    assert len(set(answers_of([started("handshake", folder, SESSION) for _ in range(3)]))) == 1
     path = folder / SESSION / "key.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert {stat.S_IMODE(each.stat().st_mode) for each in path.parents[:3]} == {0o700}
@@ -128,7 +128,7 @@ def test_what_a_killed_node_has_accepted_is_remembered(tmp_path: Path) -> None:
 
 
 def test_a_session_s_key_and_step_are_removed_together(tmp_path: Path) -> None:
-    """A session that was not used for 30 days goes at the next greeting; others stay, and the greeted one, too."""
+    """A session that was not used for 30 days goes at the next handshake; others stay, and the one it names, too."""
     nodes = nodes_in(tmp_path, 5)
     node, folder = nodes[0], folder_of(nodes[0])
     accept(node, header_for(nodes))
@@ -138,7 +138,7 @@ def test_a_session_s_key_and_step_are_removed_together(tmp_path: Path) -> None:
     for path in folder.iterdir():
         os.utime(path, (long_ago, long_ago))
     kept = public_of(node.sessions.key("0" * 32))
-    node.introduce("0" * 32)
+    node.key_properties("0" * 32)
     assert sorted(path.name for path in folder.iterdir()) == ["0" * 32, "notes"]
     assert public_of(node.sessions.key("0" * 32)) == kept
     with pytest.raises(RefusalError, match="has no key of the session"):
@@ -147,11 +147,11 @@ def test_a_session_s_key_and_step_are_removed_together(tmp_path: Path) -> None:
 
 def test_a_removal_that_was_interrupted_is_finished(tmp_path: Path) -> None:
     node = nodes_in(tmp_path, 1)[0]
-    node.introduce(SESSION)
+    node.key_properties(SESSION)
     rest = folder_of(node) / ".removed-x"
     rest.mkdir()
     os.utime(rest, (0, 0))
-    node.introduce(SESSION)
+    node.key_properties(SESSION)
     assert not rest.exists()
 
 
@@ -171,4 +171,4 @@ def test_damage_is_reported(tmp_path: Path, content: bytes) -> None:
 def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "node-0").write_text("a file")
     with pytest.raises(StateError, match="the secure session is not stored, so nothing is sent"):
-        nodes_in(tmp_path, 1)[0].introduce(SESSION)
+        nodes_in(tmp_path, 1)[0].key_properties(SESSION)

@@ -213,7 +213,7 @@ def test_a_flipped_byte_anywhere_is_seen_or_harmless(stored: Path, mask: int) ->
         assert same(found), position
 
 
-def test_a_truncated_file(stored: Path) -> None:
+def test_a_truncated_file_is_refused(stored: Path) -> None:
     data = stored.read_bytes()
     for length in range(0, len(data), 7):
         stored.write_bytes(data[:length])

@@ -14,7 +14,7 @@ from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.launch.progress import ShownProgress
 from hyperfl_flwr.results.report import write_report
 from hyperfl_flwr.runs.summary import summarise
-from hyperfl_flwr.runs.targets import target_text
+from hyperfl_flwr.runs.target_accuracy import target_text
 
 PERSONALIZED = {1: 0.5, 2: 0.75, 3: 0.7, 4: 0.9}
 """Mean personalized accuracy of the round."""

@@ -24,7 +24,7 @@ from hyperfl_flwr.server.in_process_grid import InProcessGrid
 TEXT = "the personalized accuracy, 90.00 %, is not above 91.00 %, that of always saying each client's most common class"
 
 
-def test_the_text() -> None:
+def test_a_model_that_does_not_beat_the_most_frequent_class_is_warned_of() -> None:
     assert majority_text({"test_accuracy": 0.9, "test_majority_share": 0.91}) == TEXT
     assert majority_text({"test_accuracy": 0.91, "test_majority_share": 0.91}) != ""
     assert majority_text({"test_accuracy": 0.92, "test_majority_share": 0.91}) == ""
@@ -32,7 +32,7 @@ def test_the_text() -> None:
     assert majority_text({"test_accuracy": None, "test_majority_share": 0.91}) == ""
 
 
-def test_where_it_is_shown(federate: Federate) -> None:
+def test_the_warning_is_in_the_log_the_report_and_comparisons(federate: Federate) -> None:
     """A model that has not learned is warned of in the log, the report and comparisons; another is not."""
     idle, trained = (federate("fedavg", learning_rate=rate) for rate in (1e-9, 0.1))
     for run, warned in ((idle, True), (trained, False)):

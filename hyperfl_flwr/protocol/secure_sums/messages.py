@@ -1,7 +1,7 @@
 """Records of secure sums in messages: the session, a step's header, a node's upload, and the question for shares.
 
-With `secagg.enabled`, the greeting holds the session, and the reply to it the node's key (`KEY`, `SIGNATURE` in the
-properties). TRAIN and EVALUATE hold the header in `SECURE`, besides the records of a plain message. The reply holds
+With `secagg.enabled`, the handshake's request holds the session, and its reply the node's key (`KEY`, `SIGNATURE` in
+the properties). TRAIN and EVALUATE hold the header in `SECURE`, besides the records of a plain message. The reply holds
 only `SECURE` and, after training, `MASKED`: a node's masked sums, its shares in boxes, and which clients finished.
 `UNMASK` is the one additional message of a step. It needs neither arrays nor data.
 """
@@ -38,13 +38,13 @@ _IN_REPLY = {"transcript", "finished", "failed", "upload", "numbers", "holders",
 _IN_RELEASE = {"question", "senders", "shares", "bad"}
 
 
-def greeting(session: str) -> RecordDict:
-    """Return the content of a greeting: the session, or nothing if sums are not secure."""
+def handshake_request(session: str) -> RecordDict:
+    """Return the content of the handshake's request: the session, or nothing if sums are not secure."""
     return RecordDict({SECURE: ConfigRecord({"session": session})} if session else {})
 
 
 def session_in(content: RecordDict) -> str:
-    """Return the session of a greeting; empty if sums are not secure.
+    """Return the session of the handshake's request; empty if sums are not secure.
 
     Raises:
         ValueError: If it is not 32 hexadecimal digits: it becomes part of a path on the node's disk.

@@ -127,7 +127,7 @@ def test_control_variates_are_as_large_as_gradients() -> None:
                 bounds.check(one)
 
 
-def test_numbers_that_overflow() -> None:
+def test_numbers_that_overflow_are_refused() -> None:
     """The largest float32 is refused without an overflow, because squares are added in float64."""
     results = [ClientResult(client=0, num_examples=1, metrics={"personalized-accuracy": 0.0})]
     arrays = {**SENT, "net/b": np.array([np.finfo(np.float32).max])}
@@ -149,7 +149,7 @@ def test_one_client_s_arrays_are_not_divided() -> None:
                 check(one)
 
 
-def test_outliers_count() -> None:
+def test_outliers_count_in_the_norm() -> None:
     """Sums without a change are accepted with 156 / 40 = 3.9 in a higher level, and refused with 164 / 40 = 4.1."""
     for outlier, fits in ((156.0, True), (164.0, False)):
         answer = replace(reply(0.0), outliers={2: {"net/b": np.array([outlier])}})

@@ -8,7 +8,7 @@ from scipy import stats
 from scipy.optimize import brentq
 
 from hyperfl_flwr.audit.client_game import ClientGame
-from hyperfl_flwr.audit.membership import GUESSED, Guesses, chance, lower_bound
+from hyperfl_flwr.audit.dp_games import GUESSED, Guesses, chance, lower_bound
 from hyperfl_flwr.audit.record_game import RecordGame
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.privacy.accounting import Noise, client_noise, record_noise
@@ -31,7 +31,9 @@ def by_hand(guesses: Guesses, epsilon: float, delta: float) -> float:
 @pytest.mark.parametrize(("canaries", "made", "correct"), [(50, 10, 9), (50, 50, 31), (200, 40, 40), (30, 6, 1)])
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 4.0])
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 1e-2])
-def test_the_theorem(canaries: int, made: int, correct: int, epsilon: float, delta: float) -> None:
+def test_the_chance_is_that_of_the_theorem(
+    canaries: int, made: int, correct: int, epsilon: float, delta: float
+) -> None:
     guesses = Guesses(canaries=canaries, made=made, correct=correct)
     assert chance(guesses, epsilon, delta) == pytest.approx(by_hand(guesses, epsilon, delta), rel=1e-9)
 
@@ -64,7 +66,7 @@ def test_few_or_wrong_guesses_refute_nothing() -> None:
     [((10, 4, 5), 0.0, 0.9, "must not fall"), ((4, 10, 4), 0.0, 0.9, "must not fall"),
      ((10, 4, 4), 1.0, 0.9, "delta must be in"), ((10, 4, 4), 0.0, 1.0, "confidence in")],
 )  # fmt: skip
-def test_wrong_arguments(guesses, delta, confidence, reason):
+def test_wrong_arguments_are_refused(guesses, delta, confidence, reason):
     canaries, made, correct = guesses
     with pytest.raises(ValueError, match=reason):
         lower_bound(Guesses(canaries=canaries, made=made, correct=correct), delta, confidence)

@@ -11,7 +11,7 @@ MOST_NUMBERED = 100
 """Largest number of classes without names for which a setting is proposed."""
 
 
-def cure_of(nodes: Sequence[Node]) -> str:
+def suggestion_for(nodes: Sequence[Node]) -> str:
     """Return the options of `hyperfl run` with which the nodes could agree; empty if they agree or none would help.
 
     The classes are those of all nodes, of which a node need not have each. The shape is that of most nodes, in which

@@ -32,7 +32,7 @@ def line(kind: str, number: int) -> dict[str, object]:
     return {"kind": kind, "round": number, "value": number / 3}
 
 
-def test_a_new_folder(tmp_path: Path) -> None:
+def test_a_new_folder_has_its_subfolders(tmp_path: Path) -> None:
     """The folder has its subfolders; only the owner can use that of the clients, whatever the umask."""
     old = os.umask(0)
     try:
@@ -161,7 +161,7 @@ def test_failures_are_one_file_each(directory: RunDirectory) -> None:
     }
 
 
-def test_a_manifest(directory: RunDirectory) -> None:
+def test_a_manifest_is_read_as_it_was_written(directory: RunDirectory) -> None:
     directory.write_json("manifest.json", {"settings": {"seed": 1}, "experiment": "ab"})
     assert read_manifest(directory.path) == {"settings": {"seed": 1}, "experiment": "ab"}
 
@@ -172,7 +172,7 @@ def test_a_folder_without_a_manifest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"settings": {}}', json.dumps({"experiment": "a"}), "\xff"])
-def test_a_damaged_manifest(tmp_path: Path, text: str) -> None:
+def test_a_damaged_manifest_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text, encoding="latin-1")
     with pytest.raises(StateError, match="is damaged"):
         read_manifest(tmp_path)

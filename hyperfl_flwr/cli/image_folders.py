@@ -23,7 +23,7 @@ def image_folders(
     ] = None,
 ) -> None:
     """Divide a data set among clients and write it as class folders of PNG files; prints each client's folder."""
-    from hyperfl_flwr.deploy.sample_folders import write_image_folders
+    from hyperfl_flwr.deploy.image_folders import write_image_folders
 
     changes: dict[str, Scalar] = dict(parse_setting(text) for text in set_ or ())
     changes |= {"dataset": dataset, "num-clients": num_clients}

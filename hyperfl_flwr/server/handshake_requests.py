@@ -1,4 +1,4 @@
-"""Greet the nodes of a deployment, and keep their replies to the handshake while they are connected."""
+"""Ask the nodes of a deployment for the handshake, and keep their replies while they are connected."""
 
 import time
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from flwr.serverapp import Grid
 from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.protocol.in_step import MOMENTS, two_at_once
 from hyperfl_flwr.protocol.messages import HELLO, NUM_EXAMPLES
-from hyperfl_flwr.protocol.secure_sums.messages import greeting
+from hyperfl_flwr.protocol.secure_sums.messages import handshake_request
 from hyperfl_flwr.server.exchange import match
 from hyperfl_flwr.server.fetching import LateReplyError, RefusedReplyError, ReplyLimits, SuperLinkError, fetch, repeated
-from hyperfl_flwr.server.handshake import Answer, Refusal, introduce, placed
+from hyperfl_flwr.server.handshake import Answer, Refusal, parse_handshake_reply, placed
 
 PAUSE_SECONDS = 0.5
 """Pause between two polls for replies, in seconds."""
@@ -22,13 +22,13 @@ FETCH_SECONDS = 5.0
 """Longest wait for missing parts of a reply that has begun to arrive, in seconds."""
 
 ASK_AGAIN_SECONDS = 15.0
-"""Pause before a refused node is greeted again, in seconds: its owner may have restarted it with other data."""
+"""Pause before a refused node is asked again, in seconds: its owner may have restarted it with other data."""
 
 SILENT_SECONDS = 20.0
 """Time without a reply after which a connected node is brought back into step, see `protocol.in_step`, in seconds."""
 
 PROMPT_SECONDS = 10.0
-"""Time within which a node that is out of step replies to its first greeting once it gets others, in seconds."""
+"""Time within which a node that is out of step replies to its first request once it gets others, in seconds."""
 
 SLACK_SECONDS = 3.0
 """Time for which a reply is waited for beyond what the one before took, in seconds."""
@@ -37,12 +37,12 @@ _NO_ANSWER = {ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED, ErrorCod
 
 
 @dataclass(kw_only=True)
-class _Greeted:
-    """The greetings of a node without an accepted reply so far.
+class _Asked:
+    """The requests to a node without an accepted reply so far.
 
     Attributes:
         since: Time at which the first was sent, on the clock of `time.monotonic`.
-        sent: Message and id of each greeting without a reply, in the order in which they were sent.
+        sent: Message and id of each request without a reply, in the order in which they were sent.
         paired_at: Time at which two were last sent at once; None if that has not happened.
         heard_at: Time of the last reply since then; None if there was none.
     """
@@ -57,18 +57,18 @@ class _Greeted:
         return self.paired_at is not None and self.heard_at is None and now - self.paired_at > PROMPT_SECONDS
 
     def is_out_of_step(self, now: float) -> bool:
-        """Return whether the last of two greetings is without a reply for longer than a node in step would take."""
+        """Return whether the last of two requests is without a reply for longer than a node in step would take."""
         if self.paired_at is None or self.heard_at is None or len(self.sent) > 1:
             return False
         return now - self.heard_at > self.heard_at - self.paired_at + MOMENTS + SLACK_SECONDS
 
 
-class Greetings:
-    """The greetings of a run and the replies to them.
+class HandshakeRequests:
+    """The requests for a run's handshake, and the replies to them.
 
     Args:
         grid: Flower's grid.
-        timeout: Seconds after which a greeting without a reply is sent again.
+        timeout: Seconds after which a request without a reply is sent again.
         session: Identity of this process for secure sums; empty without them.
         num_nodes: Number of nodes of the run; None if the nodes decide about it.
 
@@ -79,19 +79,19 @@ class Greetings:
     def __init__(self, grid: Grid, timeout: float, session: str = "", num_nodes: int | None = None) -> None:
         self.answers: dict[int, Answer] = {}
         self._grid, self._timeout, self._session, self._num_nodes = grid, timeout, session, num_nodes
-        self._waiting: dict[int, _Greeted] = {}
-        self._paired: set[int] = set()  # nodes that have not replied since they got two greetings at once
-        self._greeted_at: dict[int, float] = {}
+        self._waiting: dict[int, _Asked] = {}
+        self._paired: set[int] = set()  # nodes that have not replied since they got two requests at once
+        self._asked_at: dict[int, float] = {}
         self._barred: dict[int, Refusal] = {}
 
     def refresh(self, patience: float) -> None:
-        """Greet new nodes and, after a pause, refused nodes again; forget nodes that have left.
+        """Ask new nodes and, after a pause, refused nodes again; forget nodes that have left.
 
         Args:
             patience: Longest wait for the replies of new nodes, in seconds.
         """
         there = list(repeated(self._grid.get_node_ids))
-        for table in (self.answers, self._waiting, self._greeted_at):
+        for table in (self.answers, self._waiting, self._asked_at):
             for gone in set(table) - set(there):
                 del table[gone]
         self._paired &= set(there)
@@ -105,9 +105,9 @@ class Greetings:
             if isinstance(answer, Refusal)
             and node not in self._waiting
             and node not in self._barred
-            and now - self._greeted_at[node] > ASK_AGAIN_SECONDS
+            and now - self._asked_at[node] > ASK_AGAIN_SECONDS
         ]
-        self._greet([*new, *again])
+        self._ask([*new, *again])
         self._collect()
         self._bring_into_step()
         while time.monotonic() < now + patience and any(node in self._waiting for node in new):
@@ -115,33 +115,33 @@ class Greetings:
             self._collect()
             self._bring_into_step()
 
-    def _greet(self, nodes: list[int]) -> None:
+    def _ask(self, nodes: list[int]) -> None:
         now = time.monotonic()
-        self._greeted_at |= dict.fromkeys(nodes, now)
-        for node, message, name in self._sent([(node, greeting(self._session)) for node in nodes]):
-            self._waiting[node] = _Greeted(since=now, sent=[(message, name)])
+        self._asked_at |= dict.fromkeys(nodes, now)
+        for node, message, name in self._sent([(node, handshake_request(self._session)) for node in nodes]):
+            self._waiting[node] = _Asked(since=now, sent=[(message, name)])
 
     def _bring_into_step(self) -> None:
-        """Greet silent nodes twice at once.
+        """Ask silent nodes twice at once.
 
         Again only if it was of no use: a node that has not replied since may be busy for an hour.
         """
         now = time.monotonic()
         silent = [
             node
-            for node, greeted in self._waiting.items()
-            if greeted.is_out_of_step(now)
-            or (greeted.paired_at is None and now - greeted.since > SILENT_SECONDS and node not in self._paired)
+            for node, asked in self._waiting.items()
+            if asked.is_out_of_step(now)
+            or (asked.paired_at is None and now - asked.since > SILENT_SECONDS and node not in self._paired)
         ]
         for node in silent:
             self._waiting[node].paired_at, self._waiting[node].heard_at = now, None
         self._paired |= set(silent)
-        contents = [(node, each) for node in silent for each in two_at_once(lambda: greeting(self._session))]
+        contents = [(node, each) for node in silent for each in two_at_once(lambda: handshake_request(self._session))]
         for node, message, name in self._sent(contents):
             self._waiting[node].sent.append((message, name))
 
     def _sent(self, contents: Sequence[tuple[int, RecordDict]]) -> list[tuple[int, Message, str]]:
-        """Send greetings; returns the node, the message and its id of each that Flower has accepted."""
+        """Send requests; returns the node, the message and its id of each that Flower has accepted."""
         messages = [Message(content, dst_node_id=node, message_type=HELLO) for node, content in contents]
         names: list[str | None] = list(repeated(lambda: self._grid.push_messages(messages))) if messages else []
         return [  # None: Flower refuses a message to a node that has just left
@@ -151,20 +151,18 @@ class Greetings:
         ]
 
     def _collect(self) -> None:
-        """Collect the replies that have arrived; the next refresh greets nodes without a reply in time again."""
-        for node, greeted in list(self._waiting.items()):
-            if self._collect_from(node, greeted) or time.monotonic() > greeted.since + self._timeout:
+        """Collect the replies that have arrived; the next refresh asks nodes without a reply in time again."""
+        for node, asked in list(self._waiting.items()):
+            if self._collect_from(node, asked) or time.monotonic() > asked.since + self._timeout:
                 del self._waiting[node]
 
-    def _collect_from(self, node: int, greeted: _Greeted) -> bool:
+    def _collect_from(self, node: int, asked: _Asked) -> bool:
         """Collect a node's replies, and return whether no more are waited for."""
-        for sent in list(greeted.sent):
+        for sent in list(asked.sent):
             message, name = sent
             now = time.monotonic()
             try:
-                replies = fetch(
-                    self._grid, name, ReplyLimits(), min(greeted.since + self._timeout, now + FETCH_SECONDS)
-                )
+                replies = fetch(self._grid, name, ReplyLimits(), min(asked.since + self._timeout, now + FETCH_SECONDS))
             except (LateReplyError, SuperLinkError):
                 return True
             except RefusedReplyError as error:
@@ -172,16 +170,16 @@ class Greetings:
                 return True
             if not replies:
                 continue
-            is_last, is_slow = sent is greeted.sent[-1], greeted.is_slow(now)
-            greeted.sent = greeted.sent[greeted.sent.index(sent) + 1 :]
-            greeted.heard_at = now
+            is_last, is_slow = sent is asked.sent[-1], asked.is_slow(now)
+            asked.sent = asked.sent[asked.sent.index(sent) + 1 :]
+            asked.heard_at = now
             self._paired.discard(node)
             if is_last or is_slow:
                 if not (replies[0].has_error() and replies[0].error.code in _NO_ANSWER):
                     # Honest nodes send no counts then, and the largest count sets the weights of all clients.
                     hidden = NUM_EXAMPLES if self._session else ""
                     answer = match([message], replies)[0]
-                    introduced = introduce(answer, needs_key=bool(self._session), refused=hidden)
-                    self.answers[node] = placed(introduced, self._num_nodes)
+                    parsed = parse_handshake_reply(answer, needs_key=bool(self._session), refused=hidden)
+                    self.answers[node] = placed(parsed, self._num_nodes)
                 return True
         return False

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from hyperfl_flwr.launch import other_accounts, private_network
+from hyperfl_flwr.launch import network_namespace, other_accounts
 from hyperfl_flwr.launch.findings import Level
-from hyperfl_flwr.launch.private_network import Network
+from hyperfl_flwr.launch.network_namespace import Network
 
 CONNECT = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=5)"
 INTERFACES = "import socket; print(*[name for _, name in socket.if_nameindex()])"
 
 needs_namespaces = pytest.mark.skipif(
-    bool(private_network.obstacle({})), reason=f"no network namespaces: {private_network.obstacle({})}"
+    bool(network_namespace.obstacle({})), reason=f"no network namespaces: {network_namespace.obstacle({})}"
 )
 
 
@@ -53,9 +53,9 @@ def run(command: list[str]) -> "subprocess.CompletedProcess[str]":
 @needs_namespaces
 def test_a_new_network_has_its_own_loopback_interface_only(port: int) -> None:
     assert run([sys.executable, "-c", CONNECT, str(port)]).returncode == 0
-    there = run(private_network.in_new_network([sys.executable, "-c", CONNECT, str(port)]))
+    there = run(network_namespace.in_new_network([sys.executable, "-c", CONNECT, str(port)]))
     assert "ConnectionRefusedError" in there.stderr
-    assert run(private_network.in_new_network([sys.executable, "-c", INTERFACES])).stdout.split() == ["lo"]
+    assert run(network_namespace.in_new_network([sys.executable, "-c", INTERFACES])).stdout.split() == ["lo"]
 
 
 @contextlib.contextmanager
@@ -72,7 +72,7 @@ def test_the_same_user_reaches_a_port_in_it_and_keeps_the_identity() -> None:
         "import os, socket; s = socket.create_server(('127.0.0.1', 0));"
         "print(s.getsockname()[1], os.getuid(), os.getgid(), flush=True); s.accept()"
     )
-    command = private_network.in_new_network([sys.executable, "-c", serve])
+    command = network_namespace.in_new_network([sys.executable, "-c", serve])
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         there, user, group = process.stdout.readline().split()
@@ -88,19 +88,19 @@ def test_the_same_user_reaches_a_port_in_it_and_keeps_the_identity() -> None:
 @needs_namespaces
 def test_a_network_that_is_held_open_is_not_taken_for_a_later_one() -> None:
     """It is held open because the kernel gives the number of an ended namespace to the next one."""
-    with waiting(private_network.in_new_network([])) as first:
+    with waiting(network_namespace.in_new_network([])) as first:
         network = Network(first.pid)
-    with network, waiting(private_network.in_new_network([])) as second, Network(second.pid):
+    with network, waiting(network_namespace.in_new_network([])) as second, Network(second.pid):
         assert not network.contains(second.pid)
     assert not network.contains(os.getpid())
 
 
 @needs_namespaces
 def test_a_process_without_a_network_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private_network, "ENTER_SECONDS", 0.1)
+    monkeypatch.setattr(network_namespace, "ENTER_SECONDS", 0.1)
     with pytest.raises(ProcessLookupError, match="has no private network namespace"):
         Network(os.getpid())
-    monkeypatch.setattr(private_network, "ENTER_SECONDS", 1e6)
+    monkeypatch.setattr(network_namespace, "ENTER_SECONDS", 1e6)
     with pytest.raises(ProcessLookupError):
         Network(os.getpid(), lambda: False)
 
@@ -129,7 +129,7 @@ def test_an_unprivileged_user_gets_a_network_too_and_another_cannot_enter_it() -
         os.setuid(other_accounts.NOBODY - 1)
         ctypes.CDLL(None).prctl(set_dumpable, 1, 0, 0, 0)
         try:
-            private_network._enter_new()
+            network_namespace._enter_new()
             names = [name for _, name in socket.if_nameindex()]
             os.write(tell, f"{' '.join(names)} {os.getuid()}\n".encode())
             threading.Event().wait(60)
@@ -155,11 +155,11 @@ def test_an_unprivileged_user_gets_a_network_too_and_another_cannot_enter_it() -
 
 
 def test_the_health_check_ends_when_the_server_answers(port: int) -> None:
-    assert run(private_network.health_check(port)).returncode == 0
+    assert run(network_namespace.health_check(port)).returncode == 0
 
 
 def test_the_user_can_share_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert private_network.obstacle({private_network.SHARED: "1"}) == "HYPERFL_SHARE_NETWORK=1"
+    assert network_namespace.obstacle({network_namespace.SHARED: "1"}) == "HYPERFL_SHARE_NETWORK=1"
 
 
 def test_other_people_with_processes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +207,7 @@ def test_a_process_of_another_account_is_seen(monkeypatch: pytest.MonkeyPatch) -
 def test_a_shared_machine_without_namespaces_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, obstacle: str, names: list[str], level: Level, text: str
 ) -> None:
-    monkeypatch.setattr(private_network, "obstacle", lambda: obstacle)
+    monkeypatch.setattr(network_namespace, "obstacle", lambda: obstacle)
     monkeypatch.setattr(other_accounts, "other_accounts", lambda: names)
     (finding,) = other_accounts.simulations()
     assert finding.level is level

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hyperfl_flwr.audit.shadow_membership import MembershipGame, Played
-from hyperfl_flwr.audit.shadow_results import (
+from hyperfl_flwr.audit.membership_game import MembershipGame, Played
+from hyperfl_flwr.audit.membership_results import (
     ATTACKS,
     CONTROLS,
     LEAST_FALSE_POSITIVES,

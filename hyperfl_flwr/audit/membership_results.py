@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperfl_flwr.attacks.shadow_scores import Confidences, likelihood_ratios, loss_scores
+from hyperfl_flwr.audit.membership_game import MembershipGame, Played
 from hyperfl_flwr.audit.shadow_data import Draws, draws_of
-from hyperfl_flwr.audit.shadow_membership import MembershipGame, Played
 from hyperfl_flwr.audit.shadow_views import left_out, view_title
 from hyperfl_flwr.core.code_version import code_entry
 from hyperfl_flwr.core.versions import versions

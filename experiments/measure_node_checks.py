@@ -1,7 +1,7 @@
 """Measure the checks of a node's owner: largest values in honest runs, forged networks that they notice, and time.
 
-`python -m experiments.node_checks` prints the tables of docs/privacy/node-checks.md. Its runs are in one process.
-`experiments.forged_networks` has the forged networks.
+`python -m experiments.measure_node_checks` prints the tables of docs/privacy/node-checks.md. Its runs are in one
+process. `experiments.forged_networks` has the forged networks.
 """
 
 import argparse

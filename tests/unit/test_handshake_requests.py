@@ -1,4 +1,4 @@
-"""Greetings of nodes that are slow, busy or out of step, on a clock of the test."""
+"""The handshake with nodes that are slow, busy or out of step, on a clock of the test."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,7 +7,7 @@ from flwr.app import Message, RecordDict
 from scripted import A, ScriptedGrid, nodes_of
 
 from hyperfl_flwr.protocol.in_step import IN_STEP, MOMENTS, two_at_once, wait_for_the_other
-from hyperfl_flwr.server.greetings import Greetings
+from hyperfl_flwr.server.handshake_requests import HandshakeRequests
 
 POLL = 3.0
 """Pause of a SuperNode between two requests for a message, in seconds."""
@@ -31,7 +31,7 @@ class NodeGrid(ScriptedGrid):
 
     Args:
         clock: The clock.
-        hello: Seconds in which a greeting is handled.
+        hello: Seconds in which a request is handled.
         busy: Seconds until the SuperNode asks for the first message.
         is_late: Whether it is out of step: there is a reply to an earlier message already.
     """
@@ -78,10 +78,10 @@ class NodeGrid(ScriptedGrid):
 
 
 def joined(clock: Clock, grid: NodeGrid, timeout: float, patience: float) -> float:
-    """Return the seconds after which the node's greeting is answered."""
-    greetings, began = Greetings(grid, timeout), clock.now
-    while A not in greetings.answers:
-        greetings.refresh(0.0)
+    """Return the seconds after which the handshake is answered."""
+    requests, began = HandshakeRequests(grid, timeout), clock.now
+    while A not in requests.answers:
+        requests.refresh(0.0)
         grid.tick()
         clock.now += 0.1
         assert clock.now - began < patience, (grid.together, grid.ready)
@@ -91,7 +91,7 @@ def joined(clock: Clock, grid: NodeGrid, timeout: float, patience: float) -> flo
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("hyperfl_flwr.server.greetings.time.monotonic", clock)
+    monkeypatch.setattr("hyperfl_flwr.server.handshake_requests.time.monotonic", clock)
     return clock
 
 
@@ -118,7 +118,7 @@ def test_a_node_that_is_busy_takes_part_as_soon_as_it_replies(clock: Clock, busy
     assert grid.together == [False, True, True]
 
 
-def test_a_node_that_is_busy_for_long_gets_two_greetings_at_once_only_once(clock: Clock) -> None:
+def test_a_node_that_is_busy_for_long_gets_two_requests_at_once_only_once(clock: Clock) -> None:
     """Others follow after each timeout."""
     grid = NodeGrid(clock, 2.0, busy=1000.0)
     assert joined(clock, grid, timeout=120.0, patience=1200.0) > 1000.0
@@ -127,7 +127,7 @@ def test_a_node_that_is_busy_for_long_gets_two_greetings_at_once_only_once(clock
 
 
 def test_two_replies_wait_for_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reply to any other greeting does not wait."""
+    """A reply to any other request does not wait."""
     waits: list[float] = []
     monkeypatch.setattr("time.sleep", waits.append)
     for now, content in zip((1003.25, 1004.0), two_at_once(RecordDict), strict=True):

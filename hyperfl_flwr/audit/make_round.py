@@ -45,7 +45,7 @@ TEST_SAMPLES = 10
 """Number of test samples of each client; few, since the audit does not use accuracies."""
 
 
-def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path | None = None) -> AttackedRound:
+def make_attacked_round(settings: Mapping[str, Scalar], options: Options, trained: Path | None = None) -> AttackedRound:
     """Return the round to attack, in which every audited client holds `samples` images.
 
     Those of a trained run's client are drawn from the samples on which it has trained.

@@ -1,8 +1,8 @@
 """Track the nodes of a run: nodes that join, leave, come back, or are refused.
 
-Before each round the server asks Flower which nodes are connected. It greets new nodes, and greets nodes that were away
-again: they may have restarted with other data and, without key authentication, with another Flower id. The private
-state of their clients is on the node's disk, and the server knows from which version each client continues.
+Before each round the server asks Flower which nodes are connected. It asks new nodes for the handshake, and nodes
+that were away again: they may have restarted with other data and, without key authentication, with another Flower id.
+The private state of their clients is on the node's disk, and the server knows from which version each client continues.
 
 In a simulation the nodes do not change after the handshake.
 """
@@ -15,16 +15,16 @@ from flwr.serverapp import Grid
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.queries import NOVEL
-from hyperfl_flwr.server.cures import cure_of
 from hyperfl_flwr.server.earlier_answers import EarlierAnswers
 from hyperfl_flwr.server.exchange import is_simulated
 from hyperfl_flwr.server.exclusions import Exclusions
 from hyperfl_flwr.server.federation import Agreement, Federation, agree, handshake, listed
 from hyperfl_flwr.server.fetching import repeated
-from hyperfl_flwr.server.greetings import PAUSE_SECONDS, Greetings
 from hyperfl_flwr.server.handshake import Bystander, Node, Refusal, number_of, share_text
+from hyperfl_flwr.server.handshake_requests import PAUSE_SECONDS, HandshakeRequests
+from hyperfl_flwr.server.suggested_settings import suggestion_for
 
-GREETING_SECONDS = 30.0
+HANDSHAKE_SECONDS = 30.0
 """Longest wait before a round for a new node's reply, in seconds; a later one takes part from the next round on."""
 
 Announce = Callable[[str], None]
@@ -79,9 +79,9 @@ class Roster:
         self._min_nodes, self._announce, self._round = min_nodes, announce, 0
         self.simulated = is_simulated(grid)
         self._agreement = Agreement(terms={})
-        self._has_begun, self._cure = False, ""
+        self._has_begun, self._suggestion = False, ""
         self._session, self._fewest = session, fewest
-        self._greetings = Greetings(grid, timeout, session, num_nodes)
+        self._requests = HandshakeRequests(grid, timeout, session, num_nodes)
         self._earlier = EarlierAnswers()
         self._last_announced: dict[int, str] = {}
         self._announced_notes: set[str] = set()
@@ -108,7 +108,7 @@ class Roster:
         while True:
             left = max(0.0, end - time.monotonic())
             # Wait for all new nodes together, so that the order of their replies does not decide who fits.
-            self._poll(patience=min(GREETING_SECONDS, left))
+            self._poll(patience=min(HANDSHAKE_SECONDS, left))
             if (self._all_have_replied() and self._has_enough()) or time.monotonic() > end:
                 break
             if (state := self._missing_text()) != waiting:
@@ -134,7 +134,7 @@ class Roster:
         if self.simulated:
             return self.federation
         end = time.monotonic() + self._timeout
-        self._poll(patience=GREETING_SECONDS)
+        self._poll(patience=HANDSHAKE_SECONDS)
         if not self._has_enough():
             self._announce(f"waiting up to {self._timeout:g} s: {self._shortage()}")
         while not self._has_enough():
@@ -145,15 +145,15 @@ class Roster:
         return self.federation
 
     def mark_away(self, nodes: Iterable[int], reason: str = "") -> None:
-        """Record that nodes, given by Flower's ids, are away; they are greeted again before they take part."""
-        if lost := [node for node in nodes if self._greetings.answers.pop(node, None)]:
+        """Record that nodes, given by Flower's ids, are away; they are asked again before they take part."""
+        if lost := [node for node in nodes if self._requests.answers.pop(node, None)]:
             self._update(reason if len(lost) == 1 else "")
 
     def exclude(self, node: int, reason: str, *, for_good: bool = False, is_failure: bool = False) -> None:
         """Exclude a node of a deployment from some rounds after the current one.
 
         Args:
-            node: Flower's id of the node, which has replied to a greeting.
+            node: Flower's id of the node, which has replied to the handshake.
             reason: Reason why its reply was refused.
             for_good: True to exclude it for the rest of the run.
             is_failure: True if the node only failed; its first failure does not exclude it.
@@ -180,12 +180,12 @@ class Roster:
 
     def _poll(self, patience: float) -> None:
         """Update the connected nodes; wait at most `patience` seconds for the replies of new ones."""
-        self._greetings.refresh(patience)
+        self._requests.refresh(patience)
         self._update()
 
     def _update(self, reason: str = "") -> None:
         """Determine from the replies which nodes take part, and report changes."""
-        answers = self._greetings.answers
+        answers = self._requests.answers
         answered = [answer for answer in answers.values() if isinstance(answer, Node)]
         nodes = [node for node in answered if not self.exclusions.cover(node.id, self._round)]
         nodes = [node for node in nodes if not node.properties.get(NOVEL)]  # novel nodes only receive models
@@ -195,7 +195,7 @@ class Roster:
         nodes.sort(key=lambda node: node.id not in here)  # a present node wins over a new one with the same number
         terms = self._agreement.terms if self._has_begun else None
         self._agreement = found = agree(nodes, self._num_clients, terms, self._known)
-        self._cure = cure_of(nodes) if found.refused or found.split else ""
+        self._suggestion = suggestion_for(nodes) if found.refused or found.split else ""
         if not self._has_begun:
             self.num_nodes = int(found.terms.get("num-nodes", 0))
         self.refused = [answer for answer in answers.values() if isinstance(answer, Refusal)] + found.refused + changed
@@ -207,9 +207,9 @@ class Roster:
     def _report_changes(self, reason: str) -> None:
         versions = [(node.partition, node.other_versions) for node in self.federation.nodes]
         warnings = [f"node {number} runs {other}: results may differ" for number, other in versions if other]
-        cures = [f"the nodes' data would agree with {self._cure}"] if self._cure else []
-        others = [answer for answer in self._greetings.answers.values() if isinstance(answer, Bystander)]
-        for line in (notes := [*map(str, (*self.refused, *others)), *cures, *warnings]):
+        suggestions = [f"the nodes' data would agree with {self._suggestion}"] if self._suggestion else []
+        others = [answer for answer in self._requests.answers.values() if isinstance(answer, Bystander)]
+        for line in (notes := [*map(str, (*self.refused, *others)), *suggestions, *warnings]):
             if line not in self._announced_notes:
                 self._announce(line)
         self._announced_notes = set(notes)
@@ -246,7 +246,7 @@ class Roster:
 
         With a given number of nodes, an error without a node's number may come from a node that is not the run's.
         """
-        answers = self._greetings.answers.values()
+        answers = self._requests.answers.values()
         if self._given_nodes is None:
             return 0 < self.num_nodes <= len(answers)
         return set(map(number_of, answers)).issuperset(range(self._given_nodes))
@@ -279,7 +279,7 @@ class Roster:
             RunFailedError: If there is such a property; the message names the values and their nodes.
         """
         if self._agreement.split:
-            remedy = f"start the run with {self._cure}, or " if self._cure else ""
+            remedy = f"start the run with {self._suggestion}, or " if self._suggestion else ""
             raise RunFailedError(
                 f"the nodes' data do not agree: {self._agreement.sides()}; no value has a majority: {remedy}correct "
                 f"one side, or start the run without its nodes"
@@ -293,8 +293,8 @@ class Roster:
             remedy = f"start them, or set min-nodes={len(self.federation.nodes)} to begin without them"
         else:
             few, remedy = self._shortage(), "start the missing nodes, lower min-nodes, or raise node-timeout"
-            cure = f"start the run with {self._cure}, or lower min-nodes" if self._cure else ""
-            remedy = cure or ("correct what the nodes below report, " if self.refused else "") + remedy
-            if silent := set(repeated(self._grid.get_node_ids)) - set(self._greetings.answers):
+            suggested = f"start the run with {self._suggestion}, or lower min-nodes" if self._suggestion else ""
+            remedy = suggested or ("correct what the nodes below report, " if self.refused else "") + remedy
+            if silent := set(repeated(self._grid.get_node_ids)) - set(self._requests.answers):
                 few += f" ({len(silent)} connected but without a reply in time, which takes ten seconds or more)"
         raise RunFailedError(f"too few nodes within node-timeout = {self._timeout:g} s: {few}; {remedy}{reasons}")

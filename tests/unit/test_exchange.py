@@ -12,19 +12,18 @@ from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.flower.grid import NodeInfo
 from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.protocol.messages import record_of
-from hyperfl_flwr.server import exchange as grid_module
-from hyperfl_flwr.server.exchange import exchange, match
+from hyperfl_flwr.server.exchange import _Watch, exchange, match
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid_module, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr("hyperfl_flwr.server.exchange.POLL_SECONDS", 0.0)
 
 
 def test_polls_are_fewer_the_longer_a_reply_takes_and_in_a_deployment() -> None:
     """A reply may be late by a twentieth of the time that it took; a poll costs a deployment's SuperLink time."""
-    watch = grid_module._Watch(InProcessGrid(ClientApp(), 1, {}, {"simulated": True}), timeout=1.0)
+    watch = _Watch(InProcessGrid(ClientApp(), 1, {}, {"simulated": True}), timeout=1.0)
     watch.simulated = False
     assert [watch.pause(waited) for waited in (0.0, 4.0, 1000.0)] == [0.1, 0.2, 1.0]
     watch.simulated = True
@@ -133,7 +132,7 @@ class RestartingGrid(ScriptedGrid):
 
 def test_a_node_that_has_started_again_is_sent_its_message_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A answers at once. B does not answer its first message but its second one; no third one is sent."""
-    monkeypatch.setattr(grid_module, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr("hyperfl_flwr.server.exchange.CHECK_SECONDS", 0.0)
     grid = RestartingGrid({A: [says(named(1))], B: [is_silent, says(named(2))]})
     answers = list(exchange(grid, ask(A, B), 10.0))
     assert [number_in(answer.content) for answer in answers] == [1, 2]
