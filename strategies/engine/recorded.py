@@ -35,6 +35,7 @@ from strategies.engine.round_records import (
     remarks_on,
     training_records,
 )
+from strategies.engine.sampling import honest_population
 
 Announce = Callable[[str], None]
 """Prints one line for the user."""
@@ -213,7 +214,9 @@ class RecordedStrategy(Strategy):
         self._warn_of_unknown_validation(current)
         self.directory.append(aggregate_records(outcome, current - 1))
         phase = self.inner.phase(current)
-        record, *rows = training_records(outcome, config, current, phase, seconds, self._population())
+        record, *rows = training_records(
+            outcome, config, current, phase, seconds, honest_population(self.inner.context, outcome.absent)
+        )
         self.directory.append([record, *rows])
         self._record_failures(f"round-{current:06d}", f"round {current}")
         self._warn(f"round {current}")
@@ -226,16 +229,6 @@ class RecordedStrategy(Strategy):
         )
         if current == 1 and outcome.finished and self._nodes_text():
             self.announce(". ".join(filter(None, (f"round 1 {costs_text(record, rows)}", self.inner.lighter()))))
-
-    def _population(self) -> int:
-        """Return the number of clients that are present and whose numbers count: those of honest nodes."""
-        context, absent = self.inner.context, set(self.inner.outcome.absent)
-        adversary, federation = context.config.adversary, context.federation
-        if adversary.attack == "none" or not federation.nodes:
-            return context.config.num_clients - len(absent)
-        malicious = adversary.malicious_nodes(context.config.seed, federation.num_nodes)
-        honest = [node for node in federation.nodes if node.partition not in malicious]
-        return len({client for node in honest for client in node.clients} - absent)
 
     def _nodes_text(self) -> str:
         """Return the part of a round's line that lists a deployment's nodes; empty in a simulation."""
@@ -272,7 +265,7 @@ class RecordedStrategy(Strategy):
         config, outcome = self.inner.context.config, self.inner.outcome
         population = config.num_clients - len(outcome.absent)
         is_drawn = config.num_evaluated(population) < population
-        drawn_from = self._population() if is_drawn else None
+        drawn_from = honest_population(self.inner.context, outcome.absent) if is_drawn else None
         records = aggregate_records(outcome, num_rounds, drawn_from)
         self.directory.append(records)
         if config.keep == "best":

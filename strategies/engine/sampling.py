@@ -1,10 +1,11 @@
 """Draw the clients of a round and of the evaluation after the last one, and the error of a mean over drawn clients."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import numpy_generator
+from strategies.engine.context import ServerContext
 
 
 def trained(config: RunConfig, server_round: int, present: Sequence[int]) -> Sequence[int]:
@@ -57,3 +58,18 @@ def standard_error(deviation: float, drawn: int, population: int) -> float | Non
     if drawn == population:
         return 0.0
     return deviation * math.sqrt((1 - drawn / population) / (drawn - 1)) if drawn > 1 else None
+
+
+def honest_population(context: ServerContext, absent: Collection[int]) -> int:
+    """Return the number of clients that are present and whose numbers count: those of honest nodes.
+
+    Args:
+        context: The strategy's context.
+        absent: Clients of nodes that are away.
+    """
+    adversary, federation = context.config.adversary, context.federation
+    if adversary.attack == "none" or not federation.nodes:
+        return context.config.num_clients - len(absent)
+    malicious = adversary.malicious_nodes(context.config.seed, federation.num_nodes)
+    honest = [node for node in federation.nodes if node.partition not in malicious]
+    return len({client for node in honest for client in node.clients}.difference(absent))
