@@ -32,6 +32,7 @@ from strategies.engine.round_records import (
     costs_text,
     kept_records,
     mean_text,
+    nodes_text,
     remarks_on,
     training_records,
 )
@@ -214,9 +215,8 @@ class RecordedStrategy(Strategy):
         self._warn_of_unknown_validation(current)
         self.directory.append(aggregate_records(outcome, current - 1))
         phase = self.inner.phase(current)
-        record, *rows = training_records(
-            outcome, config, current, phase, seconds, honest_population(self.inner.context, outcome.absent)
-        )
+        population = honest_population(config, self.inner.context.federation, outcome.absent)
+        record, *rows = training_records(outcome, config, current, phase, seconds, population)
         self.directory.append([record, *rows])
         self._record_failures(f"round-{current:06d}", f"round {current}")
         self._warn(f"round {current}")
@@ -225,18 +225,10 @@ class RecordedStrategy(Strategy):
         mean = mean_text(record, "personalized", asked(outcome, config, current), self._task)
         self.announce(
             f"round {current}/{config.num_rounds}{f' ({phase})' if phase else ''}: {mean}, {seconds:.1f} s"
-            f"{self._nodes_text()}"
+            f"{nodes_text(self.roster)}"
         )
-        if current == 1 and outcome.finished and self._nodes_text():
+        if current == 1 and outcome.finished and nodes_text(self.roster):
             self.announce(". ".join(filter(None, (f"round 1 {costs_text(record, rows)}", self.inner.lighter()))))
-
-    def _nodes_text(self) -> str:
-        """Return the part of a round's line that lists a deployment's nodes; empty in a simulation."""
-        if self.roster is None or self.roster.simulated:
-            return ""
-        here = " ".join(str(node.partition) for node in self.roster.federation.nodes)
-        away = " ".join(map(str, self.roster.away))
-        return f", nodes {here or 'none'}{f', away {away}' if away else ''}"
 
     def _announce_phase(self, current: int) -> None:
         if (phase := self.inner.phase(current)) != self.inner.phase(current - 1):
@@ -265,7 +257,8 @@ class RecordedStrategy(Strategy):
         config, outcome = self.inner.context.config, self.inner.outcome
         population = config.num_clients - len(outcome.absent)
         is_drawn = config.num_evaluated(population) < population
-        drawn_from = honest_population(self.inner.context, outcome.absent) if is_drawn else None
+        honest = honest_population(config, self.inner.context.federation, outcome.absent)
+        drawn_from = honest if is_drawn else None
         records = aggregate_records(outcome, num_rounds, drawn_from)
         self.directory.append(records)
         if config.keep == "best":

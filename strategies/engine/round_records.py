@@ -10,6 +10,7 @@ from hyperfl_flwr.core.process_memory import peak_memory
 from hyperfl_flwr.core.tasks import MAIN_SCORES, Task
 from hyperfl_flwr.protocol.messages import ClientResult
 from hyperfl_flwr.runs.run_directory import Record
+from hyperfl_flwr.server.roster import Roster
 from strategies.engine.round_outcome import Outcome
 from strategies.engine.sampling import standard_error
 
@@ -140,6 +141,15 @@ def asked(outcome: Outcome, config: RunConfig, server_round: int) -> int:
     """Return the number of clients that were to take part in a round."""
     missed = _lost(outcome) if not config.trains_all(server_round) else [*outcome.absent, *_lost(outcome)]
     return len(outcome.finished) + len(outcome.failures) + len(missed)
+
+
+def nodes_text(roster: Roster | None) -> str:
+    """Return the part of a round's line that lists a deployment's nodes; empty in a simulation."""
+    if roster is None or roster.simulated:
+        return ""
+    here = " ".join(str(node.partition) for node in roster.federation.nodes)
+    away = " ".join(map(str, roster.away))
+    return f", nodes {here or 'none'}{f', away {away}' if away else ''}"
 
 
 def _shares_of(outcome: Outcome) -> Record:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import numpy_generator
-from strategies.engine.context import ServerContext
+from hyperfl_flwr.server.federation import Federation
 
 
 def trained(config: RunConfig, server_round: int, present: Sequence[int]) -> Sequence[int]:
@@ -60,16 +60,16 @@ def standard_error(deviation: float, drawn: int, population: int) -> float | Non
     return deviation * math.sqrt((1 - drawn / population) / (drawn - 1)) if drawn > 1 else None
 
 
-def honest_population(context: ServerContext, absent: Collection[int]) -> int:
+def honest_population(config: RunConfig, federation: Federation, absent: Collection[int]) -> int:
     """Return the number of clients that are present and whose numbers count: those of honest nodes.
 
     Args:
-        context: The strategy's context.
+        config: The run's settings.
+        federation: The nodes that are present.
         absent: Clients of nodes that are away.
     """
-    adversary, federation = context.config.adversary, context.federation
-    if adversary.attack == "none" or not federation.nodes:
-        return context.config.num_clients - len(absent)
-    malicious = adversary.malicious_nodes(context.config.seed, federation.num_nodes)
+    if config.adversary.attack == "none" or not federation.nodes:
+        return config.num_clients - len(absent)
+    malicious = config.adversary.malicious_nodes(config.seed, federation.num_nodes)
     honest = [node for node in federation.nodes if node.partition not in malicious]
     return len({client for node in honest for client in node.clients}.difference(absent))
