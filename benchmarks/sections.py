@@ -13,6 +13,7 @@ from benchmarks.deployed_round import DeployedRounds, DeployedWork, measure_depl
 from benchmarks.first_round import ENGINES, Beginning, measure_beginning
 from benchmarks.measure import Note, measure_private, measure_secure, measure_secure_rounds, measure_transport
 from benchmarks.method_rounds import MethodRounds, measure_methods, method_tables
+from benchmarks.node_checks import CheckedNetworks, check_tables, measure_checks
 from benchmarks.private_steps import PrivateSteps
 from benchmarks.quickstart import QuickstartRun, measure_quickstart, quickstart_tables
 from benchmarks.robust_rules import RobustRules, measure_rules, rule_tables
@@ -138,6 +139,10 @@ def _robust_rules(sizes: Sizes, note: Note) -> RobustRules:
     return measure_rules(work, nodes, sizes.repetitions, note)
 
 
+def _node_checks(sizes: Sizes, note: Note) -> CheckedNetworks:
+    return measure_checks(QUICK_METHODS if sizes.is_quick else tuple(METHODS.built_in), note)
+
+
 def _transport(sizes: Sizes, note: Note) -> list[Step]:
     note("transport")
     return measure_transport(sizes.of(FEDERATED_WORK[0]))
@@ -221,6 +226,7 @@ SECTIONS: Mapping[str, Section] = {
     "robust-rules": Section(
         kind=TypeAdapter(RobustRules), measure=_robust_rules, tables=rule_tables, options=("repetitions",)
     ),
+    "node-checks": Section(kind=TypeAdapter(CheckedNetworks), measure=_node_checks, tables=check_tables),
     "deployed-rounds": Section(
         kind=TypeAdapter(list[DeployedRounds]),
         measure=_deployed_rounds,

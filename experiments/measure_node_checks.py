@@ -1,21 +1,19 @@
-"""Measure the checks of a node's owner: largest values in honest runs, forged networks that they notice, and time.
+"""Measure the checks of a node's owner: largest values in honest runs, of forged networks, and time.
 
-`python -m experiments.measure_node_checks` prints the tables of docs/privacy/node-checks.md. Its runs are in one
-process. `experiments.forged_networks` has the forged networks.
+`python -m benchmarks node-checks` measures what docs/privacy/node-checks.md shows. Runs are in this process.
+`experiments.forged_networks` has the forged networks.
 """
 
-import argparse
-import logging
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from flwr.app import Message, MessageType
 from torch import Tensor, nn
 
-from experiments.forged_networks import FORGERIES, GENERATING, OF_GENERATED, Forgery, generate
+from experiments.forged_networks import Forgery, generate
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.node_config import NodeConfig
@@ -24,8 +22,6 @@ from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.data.federated_data import load_federated_data
-from hyperfl_flwr.launch.console import out, parse_setting
-from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.initialisation import initial_model
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.node.received_models import PATTERN
@@ -131,43 +127,3 @@ def seconds(target: str, shape: tuple[int, ...], repeats: int) -> float:
 def _measured(network: nn.Module, images: Tensor, labels: Tensor, last: ReceivedNetwork | None) -> ReceivedNetwork:
     names = {name for name, _ in network.named_parameters()}
     return measured_network(network.eval(), images[:200], labels[:200], received=names, last=last, batch_size=50)
-
-
-def _row(name: str, values: Mapping[Statistic, float]) -> str:
-    """Return a row of a table; values above the default limits are bold."""
-    shown = {each: f"{values[each]:.2f}" for each in STATISTICS if each in values}
-    cells = [f"**{shown[each]}**" if values.get(each, 0) > LIMITS[each] else shown.get(each, "") for each in STATISTICS]
-    return f"| {name} | {' | '.join(cells)} |"
-
-
-def tables(methods: Sequence[str], changes: Mapping[str, Scalar]) -> Iterator[str]:
-    """Yield the lines of the tables."""
-    head = [f"| {{}} | {' | '.join(STATISTICS)} |", "|---" * (len(STATISTICS) + 1) + "|"]
-    yield from (head[0].format("method"), head[1])
-    for method in methods:
-        yield _row(f"`{method}`", honest(method, changes))
-    yield from ("", head[0].format("network"), head[1])
-    for name, forgery in FORGERIES.items():
-        yield _row(name, {each.statistic: each.value for each in forged(forgery)})
-    for name, forgery in OF_GENERATED.items():
-        yield _row(name, {each.statistic: each.value for each in forged(forgery, GENERATING)})
-    yield from (
-        "",
-        f"time: {1000 * seconds('cnn', (1, 28, 28), 11):.0f} ms, {seconds('resnet18', (3, 32, 32), 3):.1f} s",
-    )
-
-
-def main() -> None:
-    """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--methods", nargs="*", default=list(METHODS.built_in), help="methods of the honest runs")
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of the honest runs")
-    arguments = parser.parse_args()
-    logging.disable(logging.WARNING)
-    changes = dict(parse_setting(text) for text in arguments.set)
-    for line in tables(arguments.methods, changes):
-        out.print(line, markup=False, soft_wrap=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,6 +9,7 @@ from benchmarks.tables import target_table
 from experiments.matrix import WHAT_TO_CHOOSE, Matrix
 from experiments.number_formats import in_mb, in_percent, one_digit, short, three_digits, two_digits
 from experiments.page_tables import Figure, Generated, Table
+from scripts.attack_tables import ATTACKS, MALICIOUS_SERVERS
 from scripts.computed_tables import Thresholds
 from scripts.method_tables import METHOD_TABLES
 from scripts.poisoning_tables import POISONING
@@ -17,15 +18,22 @@ from scripts.rate_tables import rates_on
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The tables of a section of the benchmark, and where their numbers come from."""
+    """The tables of a section of the benchmark, and where their numbers come from.
+
+    Attributes:
+        section: Name of the section.
+        only: Position of the only table that is shown; None for all.
+    """
 
     section: str
+    only: int | None = None
 
     def lines(self) -> list[str]:
         """Return the tables in Markdown."""
         section, record = SECTIONS[self.section], read_record(self.section)
-        parts = [*section.tables(section.kind.validate_python(record.measured)), record.source()]
-        return "\n\n".join(parts).split("\n")
+        tables = section.tables(section.kind.validate_python(record.measured))
+        shown = tables if self.only is None else [tables[self.only]]
+        return "\n\n".join([*shown, record.source()]).split("\n")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +144,7 @@ AFTER_20 = {
 
 SECONDS = {"seconds per round": ("seconds_per_round", one_digit)}
 
-ELSEWHERE = ("quickstart", "noisy-steps", "secure-sums", "robust-rules")
+ELSEWHERE = ("quickstart", "noisy-steps", "secure-sums", "robust-rules", "node-checks")
 """Sections of the benchmark that other pages show than the one on performance."""
 
 TABLES: Mapping[str, Mapping[str, Generated]] = {
@@ -190,6 +198,12 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
         },
     },
     "privacy/poisoning.md": POISONING,
+    "privacy/malicious-servers.md": MALICIOUS_SERVERS,
+    "privacy/audit.md": ATTACKS,
+    "privacy/node-checks.md": {
+        f"node-checks-{name}": Measured(section="node-checks", only=number)
+        for number, name in enumerate(("honest", "few-classes", "forged", "time"))
+    },
     "privacy/threat-model.md": {
         "membership": Table(
             records="membership",
