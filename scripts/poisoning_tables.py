@@ -94,3 +94,14 @@ POISONING = {
     ),
 }  # fmt: skip
 """The page's tables by the names in their marks."""
+
+WITHOUT_MALICIOUS_NODES = CrossTable(
+    records="robust-cost", text=in_percent, corner="`robust.reduction`",
+    headings={
+        f"{title}, {kind}": Part(column=column, numbers=(number,))
+        for column, title in (("fedavg", "FedAvg"), ("fedrep", "FedRep"), ("hyperfl", "HyperFL"))
+        for kind, number in zip(("personalized", "aggregate"), ACCURACIES, strict=True)
+    },
+    shown={f"`{rule}`": Part(row=rule) for rule in ("mean", *RULES)},
+)  # fmt: skip
+"""The table of docs/privacy/robust-reductions.md."""

@@ -12,7 +12,7 @@ from experiments.page_tables import Figure, Generated, Table
 from scripts.attack_tables import ATTACKS, MALICIOUS_SERVERS
 from scripts.computed_tables import Thresholds
 from scripts.method_tables import METHOD_TABLES
-from scripts.poisoning_tables import POISONING
+from scripts.poisoning_tables import POISONING, WITHOUT_MALICIOUS_NODES
 from scripts.rate_tables import rates_on
 
 
@@ -171,7 +171,10 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
         for column in ("fashion-mnist", "cifar10", "omniglot")
     },
     **METHOD_TABLES,
-    "privacy/robust-reductions.md": {"robust-rules": Measured(section="robust-rules")},
+    "privacy/robust-reductions.md": {
+        "robust-rules": Measured(section="robust-rules"),
+        "robust-cost": WITHOUT_MALICIOUS_NODES,
+    },
     "privacy/secure-sums.md": {"thresholds": Thresholds(), "secure-sums": Measured(section="secure-sums")},
     "privacy/differential-privacy.md": {
         "noisy-steps": Measured(section="noisy-steps"),
