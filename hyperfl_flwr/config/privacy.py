@@ -78,6 +78,13 @@ class PrivacyConfig(Section):
         "averages the noise of several rounds.",
     )
 
+    @field_validator("unit", mode="before")
+    @classmethod
+    def _not_records(cls, value: object) -> object:
+        if value == "record":
+            raise ValueError("must be none or client, got 'record'; noise for single records is that of dp.epsilon")
+        return value
+
     @field_validator("noise_multiplier")
     @classmethod
     def _needs_clipping(cls, value: float, info: ValidationInfo) -> float:

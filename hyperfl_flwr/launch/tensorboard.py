@@ -35,7 +35,7 @@ def require_tensorboard(find: Callable[[str], object] = importlib.util.find_spec
     if find("tensorboard") is None:
         raise InstallationError(
             "event files need the package tensorboard, which is not installed: python -m pip install "
-            "'tensorboard>=2.16,<3' (or install hyperfl-flwr with its extra: 'hyperfl-flwr[tensorboard]')"
+            "'tensorboard>=2.16,<3'"
         )
 
 

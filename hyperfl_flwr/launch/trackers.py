@@ -152,8 +152,7 @@ def require_tracker(name: str, find: Callable[[str], object] = importlib.util.fi
     _, module, requirement = TRACKERS[name]
     if find(module) is None:
         raise InstallationError(
-            f"--track {name} needs the package {module}, which is not installed: python -m pip install '{requirement}' "
-            f"(or install hyperfl-flwr with its extra: 'hyperfl-flwr[{name}]')"
+            f"--track {name} needs the package {module}, which is not installed: python -m pip install '{requirement}'"
         )
 
 

@@ -41,6 +41,7 @@ BAD = {
     "an unknown key below a known one": (["--set", "seed.x=3"], ["seed.x is unknown"]),
     "a wrong type": (["--set", "num-rounds='many'"], ["num-rounds must be a valid integer", "got 'many'"]),
     "a value out of range": (["--set", "momentum=1.5"], ["momentum must be less than 1", "got 1.5"]),
+    "a unit of another section": (["--set", "privacy.unit=record"], ["none or client", "is that of dp.epsilon"]),
     "a negative rate": (["--set", "learning-rate=-1"], ["learning-rate", "greater than 0", "got -1"]),
     "several problems": (["--method", "x", "--seed", "-1", "--set", "device=a"], ["3 settings", "seed", "device"]),
     "more clients than samples": (["--num-clients", "5000"], ["at most the number of training samples 1347", "5000"]),

@@ -183,7 +183,7 @@ def test_without_pydicom_the_error_says_what_to_install(tmp_path, monkeypatch):
         return real(name, *others)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(DataError, match=r"needs pydicom; install it with pip install 'hyperfl-flwr\[dicom\]'"):
+    with pytest.raises(DataError, match=r"needs pydicom; install it: python -m pip install 'pydicom>=3,<4'"):
         open_dicom(file)
 
 

@@ -32,8 +32,8 @@ def open_dicom(path: Path) -> Image.Image:
         import pydicom
     except ImportError:
         raise DataError(
-            f"{path} is a DICOM file, which needs pydicom; install it with pip install 'hyperfl-flwr[dicom]'",
-            public="its DICOM files need pydicom (the extra dicom)",
+            f"{path} is a DICOM file, which needs pydicom; install it: python -m pip install 'pydicom>=3,<4'",
+            public="its DICOM files need pydicom",
         ) from None
     try:
         found = pydicom.dcmread(path)

@@ -123,7 +123,7 @@ def _timm() -> ModuleType:
     try:
         import timm  # deferred: an optional package, which takes a second
     except ImportError as error:
-        advice = "install it with: pip install 'hyperfl-flwr[lpm]'"
+        advice = "install it: python -m pip install 'timm>=1.0.15,<2'"
         public = f"targets lpm:timm/... need the package timm; {advice}"
         raise ConfigError(f"targets lpm:timm/... need the package timm ({error}); {advice}", public=public) from None
     return timm
