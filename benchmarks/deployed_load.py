@@ -173,11 +173,16 @@ def _run_rounds(
 
     Returns:
         The app's row about each round, the SuperLink's memory at both times, and its mean share in one core.
+
+    Raises:
+        RuntimeError: If the app ends without a report.
     """
     report, settings = folder / "report.json", folder / "settings.toml"
     settings.write_text(f'rounds = {num_rounds}\nfloats = {FLOATS}\nsleep = {SLEEP}\nreport = "{report}"\n')
     run = link.submit(APP, settings)
-    _wait(report.exists, end)
+    _wait(lambda: report.exists() or link.status(run).finished, end)
+    if not report.exists():
+        raise RuntimeError(f"the app ended before the first round: {link.status(run).details}")
     first, cpu, began = proportional_memory([superlink]), cpu_seconds([superlink]), time.monotonic()
     last = first
 

@@ -2,8 +2,10 @@
 
 import time
 
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+
+from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 
 app = ClientApp()
 
@@ -12,6 +14,6 @@ app = ClientApp()
 def train(message: Message, context: Context) -> Message:
     """Sleep, and answer."""
     time.sleep(float(context.run_config["sleep"]))
-    received = message.content.array_records["arrays"]["x"].numpy()
-    content = RecordDict({"arrays": ArrayRecord({"x": Array(received + 1)})})
+    received = unpack_arrays(message.content.array_records["arrays"])["x"]
+    content = RecordDict({"arrays": pack_arrays({"x": received + 1})})
     return Message(content, reply_to=message)
