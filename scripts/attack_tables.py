@@ -29,7 +29,12 @@ def found_by(attack: str) -> Callable[[Summary], str]:
 
 
 def clients_read(summary: Summary) -> str:
-    """Return the number of clients of which an image is recovered, and in brackets by that of the next client."""
+    """Return the number of clients of which an image is recovered, and in brackets by that of the next client.
+
+    An attack that had nothing to read at any client has no number.
+    """
+    if "images_recovered" not in summary:
+        return "nothing to read"
     next_client = summary.get("next_client_images_recovered")
     return f"{summary['images_recovered']}" + ("" if next_client is None else f" ({next_client})")
 
