@@ -80,15 +80,6 @@ class ListedCommands(TyperGroup):
 class GroupedCommands(ListedCommands):
     """A group whose help lists its commands by subject, and those of other packages at the end."""
 
-    def invoke(self, ctx: click.Context) -> object:
-        """Run the command; an option that is the name of a setting is refused with the option that sets it."""
-        try:
-            return super().invoke(ctx)
-        except click.NoSuchOption as error:
-            if text := _setting_text(error):
-                raise click.UsageError(f"No such option: {error.option_name}. {text}", ctx=error.ctx) from None
-            raise
-
     def subjects(self, shown: Sequence[str]) -> dict[str, Sequence[str]]:
         """Return the names of the shown commands by subject."""
         rest = [name for name in shown if not any(name in names for names in SUBJECTS.values())]

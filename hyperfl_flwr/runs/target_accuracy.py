@@ -10,7 +10,9 @@ from hyperfl_flwr.core.tasks import Task, task_of
 from hyperfl_flwr.runs.run_directory import Record
 from hyperfl_flwr.runs.validation import measures_state
 
-_LABELS = {"rounds_to_target": "personalized", "rounds_to_target_aggregate": "aggregate"}
+_PERSONALIZED = {"rounds_to_target": "personalized"}
+
+_LABELS = {**_PERSONALIZED, "rounds_to_target_aggregate": "aggregate"}
 
 PLAIN = tuple(_LABELS)
 """Names of the numbers of rounds to the highest target."""
@@ -66,14 +68,16 @@ def _first_round(records: Sequence[Record], kind: str, name: str, target: float)
 def reached(settings: Mapping[str, Scalar], summary: Mapping[str, Any]) -> Iterator[tuple[str, str, int | None]]:
     """Yield for each target and kind of accuracy its name, the target as shown to people, and the round, or None.
 
+    An aggregate accuracy that is not of the state of every round is left out.
+
     Args:
         settings: The run's settings.
         summary: The content of summary.json.
     """
-    task, targets = task_of(summary), targets_of(settings)
-    for target in targets:
+    task, labels = task_of(summary), _LABELS if measures_state(settings) else _PERSONALIZED
+    for target in targets_of(settings):
         shown = f"{100 * target:g} %" if task.has_shares else f"{target:g}"
-        for key, label in _LABELS.items():
+        for key, label in labels.items():
             yield f"{label} {task.score_title}", shown, summary[key.replace("target", f"target_{target}")]
 
 

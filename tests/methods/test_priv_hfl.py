@@ -28,6 +28,7 @@ from hyperfl_flwr.models.initialisation import ordinary_parameters
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 from hyperfl_flwr.runs.run_directory import read_manifest
+from hyperfl_flwr.runs.target_accuracy import target_text
 from hyperfl_flwr.training.dual_stability import dual_rule
 
 ALONE = {"priv-hfl.distill": False}
@@ -320,6 +321,10 @@ def test_with_the_mean_all_rounds_measure_the_mean_model(federate: Federate, mix
     numbers = ("rounds_to_target_aggregate", "best_round_aggregate", "best_accuracy_aggregate")
     assert None not in [with_mean[name] for name in numbers]
     assert [without[name] for name in numbers] == [None] * 3
+    texts = [
+        target_text(read_manifest(run)["settings"], found) for run, found in ((whole, with_mean), (plain[3], without))
+    ]
+    assert ["aggregate" in text for text in texts] == [True, False]
     assert with_mean["rounds_to_target_aggregate"] == min(
         row["round"] for row in metrics(whole) if row["kind"] == "aggregate" and row["aggregate_accuracy"] >= 0.01
     )
