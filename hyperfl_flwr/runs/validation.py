@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import TASKS, Task
-from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.runs.checkpoint import Progress
 from hyperfl_flwr.runs.run_directory import Record
@@ -69,10 +68,10 @@ def chooses_state(settings: Mapping[str, Scalar]) -> bool:
 def measures_state(settings: Mapping[str, Scalar]) -> bool:
     """Return whether the accuracy `aggregate` of every round is of the state after it, as with all methods but one.
 
-    Methods of the user's own count as such: they cannot always be imported where a run is read.
+    Methods of the user's own, and of other versions, count as such: they cannot always be imported where a run is read.
     """
-    method = str(settings.get("method", ""))
-    return is_user_code(method) or METHODS[method].measures_state(settings)
+    method = METHODS.built_in.get(str(settings.get("method", "")))
+    return method is None or method.measures_state(settings)
 
 
 def replaces_test_data(settings: Mapping[str, Scalar]) -> bool:

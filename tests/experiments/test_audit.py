@@ -80,6 +80,7 @@ def test_the_server_reads_the_embedding_off_a_real_upload(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_images_are_found_by_the_attack_and_not_by_its_defended_twin(tmp_path: Path) -> None:
     """With the same images, attack and steps, everything is recovered without noise and nothing with noise 0.1."""
     options = Options(attacks=["head-gradient"], num_images=6, iterations=300)

@@ -30,7 +30,7 @@ from hyperfl_flwr.launch.contract.results import (
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.runs.checkpoint import SERVER
-from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
+from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics, settings_of
 
 SUMMARY = {
     "method", "dataset", "num_clients", "num_nodes", "rounds", "test_accuracy", "test_accuracy_aggregate",
@@ -154,7 +154,7 @@ def test_private_state_is_readable_by_its_owner_alone(method: str, once: Federat
     assert all(mode_of(path) == 0o600 for folder in folders for path in folder.iterdir())
     for arrays in private_arrays(run).values():
         assert {group_of(key) for key in arrays} == set(private)
-    shared = client_of(method).shared
+    shared = client_of(method).active_groups(RunConfig.from_flat(settings_of(run)))
     reduced = {group for group, reduction in shared.items() if reduction is not Reduction.PER_CLIENT}
     held = {group_of(key) for key in last_checkpoint(run)[0]}
     assert held - {"server"} == reduced

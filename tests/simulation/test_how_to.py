@@ -41,6 +41,7 @@ def test_every_page_with_commands_is_run() -> None:
     assert with_commands == covered
 
 
+@pytest.mark.extended
 def test_own_data(follow: Follow) -> None:
     """The page's scripts write its files; the commands train on them and on class folders, with their own clients."""
     page, folder = HOW_TO / "own-data.md", Path.cwd()
@@ -73,6 +74,7 @@ def test_pretrained(follow: Follow) -> None:
     assert (facts["target"], len(facts["body"])) == ("lpm-resnet18", 64)
 
 
+@pytest.mark.extended
 def test_engines(follow: Follow) -> None:
     """All commands but Flower's own (tested separately below) work, including an estimate and a resumed run.
 

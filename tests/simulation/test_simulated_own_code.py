@@ -64,6 +64,7 @@ def test_both_on_ray(call: Call, own_code: Path, tmp_path: Path, monkeypatch: py
     assert code == 0, errors
 
 
+@pytest.mark.extended
 def test_the_commands_of_the_methods_page(follow: Follow, own_code: Path) -> None:
     page = METHOD_PAGE.read_text()
     (own_code / "damped.py").write_text(example(METHOD_PAGE))

@@ -203,7 +203,7 @@ def test_export_refuses_bad_places(run: Path, call: Call) -> None:
     code, _, err = call("export", run, "--client", "1", "-o", "model.safetensors")
     assert (code, "already holds model.json; choose another output" in err) == (2, True)
     code, _, err = call("export", "gone", "--client", "1", "-o", "b.safetensors")
-    assert (code, "gone is not a run's folder" in err) == (2, True)
+    assert (code, "gone does not exist; give the folder of a run" in err) == (2, True)
     if os.geteuid():
         Path("closed").mkdir(mode=0o500)
         code, _, err = call("export", run, "--client", "1", "-o", "closed/b.safetensors")

@@ -100,7 +100,7 @@ BAD = {
     "other channels": ("mean", "colour", (), ["1 channels of 8 bits (grey)", "3 channels (mode RGB)"]),
     "no data": ("mean", "gone", (), ["gone does not exist; give a folder of images, an .npz or a .csv file"]),
     "another method": ("fedavg", "digits", (), ["is a run of fedavg; only it-pfl makes models on demand"]),
-    "no run": ("gone", "digits", (), ["gone is not a run's folder"]),
+    "no run": ("gone", "digits", (), ["gone does not exist; give the folder of a run"]),
     "no checkpoint": ("begun", "digits", (), ["begun has no checkpoint yet"]),
     "no fine-tuning": ("untuned", "digits", (), ["has not tuned its hypernetwork", "it-pfl.fine-tune-rounds above 0"]),
     "epsilon alone": ("mean", "digits", ("--epsilon", "1"), ["got epsilon without delta; give both or neither"]),

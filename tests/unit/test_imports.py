@@ -98,6 +98,7 @@ for method in sys.argv[2:]:
 """
 
 
+@pytest.mark.extended
 def test_training_does_not_import_torchs_compiler(tmp_path: Path) -> None:
     """The compiler takes two seconds to import, sympy half a second; only pFedHN's server imports sympy, once a run."""
     with_server = [name for name in METHODS if issubclass(strategy_of(name), PFedHN)]

@@ -60,7 +60,8 @@ def _check_groups(method: str, run: Path) -> None:
             "let `private` name what `build_groups` makes and the client keeps",
         )
     held = {group_of(key) for key in last_checkpoint(run)[0]} - {"server"}
-    reduced = {group for group, reduction in client.shared.items() if reduction is not Reduction.PER_CLIENT}
+    shared = client.active_groups(RunConfig.from_flat(settings_of(run)))
+    reduced = {group for group, reduction in shared.items() if reduction is not Reduction.PER_CLIENT}
     require(
         held == reduced,
         f"the server holds the groups {sorted(held)}, but `shared` names {sorted(reduced)}",
