@@ -82,6 +82,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         summary = summarise(path)
     except ValueError as error:
         raise RunDirectoryError(f"{error}; wait for the first round before writing a report") from None
+    method = METHODS[method_of(path)]  # refuses those that this version lacks, before the settings are read
     data, matrix = RunData.read(manifest), CrossSite.read(path)
     config, task = RunConfig.from_flat(settings_of(path)), task_of(summary)
     file = output or path / "report.html"
@@ -90,7 +91,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         "report.html",
         manifest=manifest,
         summary=summary,
-        method=METHODS[summary["method"]],
+        method=method,
         task=task,
         **_result(path, manifest, summary),
         data=_described(data, task),
