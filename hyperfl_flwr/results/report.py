@@ -85,9 +85,8 @@ def write_report(path: Path, output: Path | None = None) -> Path:
     method = METHODS[method_of(path)]  # refuses those that this version lacks, before the settings are read
     data, matrix = RunData.read(manifest), CrossSite.read(path)
     config, task = RunConfig.from_flat(settings_of(path)), task_of(summary)
-    file = output or path / "report.html"
     write_page(
-        file,
+        file := output or path / "report.html",
         "report.html",
         manifest=manifest,
         summary=summary,
