@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from experiments.cross_tables import CrossTable, Part
+from scripts.cross_tables import CrossTable, Part
 
 Summary = Mapping[str, Any]
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from experiments.cross_tables import CrossTable, Part
 from experiments.number_formats import in_percent, short
-from experiments.page_tables import Generated, RowTable, Table
 from scripts.computed_tables import Convergence, DualCosts
+from scripts.cross_tables import CrossTable, Part
+from scripts.page_tables import Generated, RowTable, Table
 from scripts.rate_tables import RATES_ON_DIGITS, rates_on
 
 COMPARED = (

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from experiments.cross_tables import CrossTable, Part
 from experiments.number_formats import in_percent
+from scripts.cross_tables import CrossTable, Part
 
 RECORDS = "robustness"
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from experiments.page_tables import GridTable
+from scripts.page_tables import GridTable
 
 RATES_ON_DIGITS = {
     "apfl": ("apfl", "fedavg", "local"),

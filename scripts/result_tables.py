@@ -8,10 +8,10 @@ from benchmarks.sections import SECTIONS
 from benchmarks.tables import target_table
 from experiments.matrix import WHAT_TO_CHOOSE, Matrix
 from experiments.number_formats import in_mb, in_percent, one_digit, short, three_digits, two_digits
-from experiments.page_tables import Figure, Generated, Table
 from scripts.attack_tables import ATTACKS, MALICIOUS_SERVERS
 from scripts.computed_tables import Thresholds
 from scripts.method_tables import METHOD_TABLES
+from scripts.page_tables import Figure, Generated, Table
 from scripts.poisoning_tables import POISONING, WITHOUT_MALICIOUS_NODES
 from scripts.rate_tables import rates_on
 

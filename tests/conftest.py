@@ -23,12 +23,12 @@ from xdist.scheduler import LoadScopeScheduling
 import hyperfl_flwr.app.server
 from hyperfl_flwr.__main__ import main
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import Federate, MakeGrid
+from hyperfl_flwr.contract.grids import Settings, plain_grid
 from hyperfl_flwr.core.process_memory import free_memory
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.flower.log import FLOWER_LOGGER
 from hyperfl_flwr.launch import in_process_app, subprocess_call
-from hyperfl_flwr.launch.contract.base import Federate, MakeGrid
-from hyperfl_flwr.launch.contract.grids import Settings, plain_grid
 from hyperfl_flwr.launch.in_process_engine import InProcessEngine, answer_file
 
 torch.set_num_threads(1)

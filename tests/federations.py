@@ -12,9 +12,9 @@ import hyperfl_flwr.app.server
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.contract.base import SMALL
+from hyperfl_flwr.contract.grids import Settings, plain_grid
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.launch.contract.base import SMALL
-from hyperfl_flwr.launch.contract.grids import Settings, plain_grid
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.server.federation import handshake
 from hyperfl_flwr.server.in_process_grid import InProcessGrid

@@ -14,7 +14,7 @@ from hyperfl_flwr.privacy.received_network import STATISTICS, Measured, Statisti
 Action = Literal["warn", "refuse"]
 
 REFUSED = "a check of this node's owner does not allow an answer; the node's log says which"
-"""What the server is told of each refusal: it must not learn from the text which property of the data decided."""
+"""The text of each refusal: the server must not learn from it which property of the data decided."""
 
 
 @dataclass(frozen=True, kw_only=True)

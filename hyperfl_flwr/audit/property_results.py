@@ -178,18 +178,19 @@ def _tells(numbers: Mapping[str, Any]) -> bool:
 def sentence(document: Mapping[str, Any], view: str) -> str:
     """Return the verdict on one view as a sentence."""
     found, name = document["views"][view], best_attack(document, view)
-    whose = "the data of all clients" if view in SHARED else "the client's data"
+    data = "the data of all clients" if view in SHARED else "the client's data"
     errors = [f"{100 * found[each]['error']['value']:.1f}" for each in (name, "prior")]
-    told = ""
+    distinguished = ""
     if (area := found[name]["auc"]) is not None:
         threshold = f"{100 * document['threshold']:g} %"
-        told = f" Shares above {threshold} are distinguished from smaller ones with an AUC of {number_text(area)}."
+        auc = number_text(area)
+        distinguished = f" Shares above {threshold} are distinguished from smaller ones with an AUC of {auc}."
     silence = "" if is_revealed(document, view) else " A failed attack is no proof of safety."
     return (
         f"{VIEWS[view][0].upper()}{VIEWS[view][1:]} {verdict(document, view)} the share of class {document['class']} "
-        f"in {whose}. {ATTACKS[name].title.capitalize()} has R² {number_text(found[name]['r2'])} and is {errors[0]} "
+        f"in {data}. {ATTACKS[name].title.capitalize()} has R² {number_text(found[name]['r2'])} and is {errors[0]} "
         f"percentage points off on average, guessing the mean {errors[1]}; R² of the control with permuted shares is "
-        f"{number_text(found['permuted']['r2'])}.{told}{silence}"
+        f"{number_text(found['permuted']['r2'])}.{distinguished}{silence}"
     )
 
 

@@ -21,7 +21,7 @@ def check(
     in_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
     """Train small federations and list the rules that a method breaks; exit code 1 if there are any."""
-    from hyperfl_flwr.launch.contract.check import check_method
+    from hyperfl_flwr.contract.check import check_method
 
     found = []
     changes = dict(parse_setting(text) for text in set_ or ())

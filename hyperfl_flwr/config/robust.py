@@ -62,7 +62,7 @@ class RobustConfig(Section):
         return self.reduction != "mean"
 
     def byzantine_of(self, num_asked: int) -> int:
-        """Return the number f of nodes that may lie in a round that asks some number of nodes."""
+        """Return the number f of nodes that may be malicious in a round that asks some number of nodes."""
         return max(1, num_asked // 5) if self.byzantine == "auto" else self.byzantine
 
     def fewest_nodes(self, num_asked: int) -> int:

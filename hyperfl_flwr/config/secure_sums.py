@@ -17,7 +17,7 @@ from hyperfl_flwr.protocol.secure_sums.thresholds import (
 )
 
 USUAL_EXAMPLES = 1000
-"""`secagg.max-examples` where no node tells the number of its samples."""
+"""`secagg.max-examples` where no node announces the number of its samples."""
 
 
 class SecureSumConfig(Section):
@@ -62,7 +62,7 @@ class SecureSumConfig(Section):
         """Return the number of training samples with the weight 1.
 
         Args:
-            num_examples: Numbers of training samples of the clients; empty if no node tells them.
+            num_examples: Numbers of training samples of the clients; empty if no node announces them.
         """
         if self.max_examples != "auto":
             return self.max_examples

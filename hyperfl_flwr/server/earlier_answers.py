@@ -1,4 +1,4 @@
-"""What the nodes of a run have told about themselves before: a node that comes back must not be another one."""
+"""What the nodes of a run have announced about themselves before: a node that comes back must not be another one."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from hyperfl_flwr.server.handshake import Node, Refusal
 
 @dataclass(kw_only=True)
 class EarlierAnswers:
-    """The nodes' numbers and their clients' numbers of training samples, as they were told first.
+    """The nodes' numbers and their clients' numbers of training samples, as they were announced first.
 
     Numbers of samples are the clients' weights in means: a node that comes back with others would change its weight. A
     node is known by Flower's id. Under another id it is another node, whose answers say nothing against it: one that
@@ -23,7 +23,7 @@ class EarlierAnswers:
     samples: dict[int, Mapping[int, int]] = field(default_factory=dict)
 
     def refusals(self, nodes: Iterable[Node]) -> list[Refusal]:
-        """Return refusals of those nodes whose answers do not fit what was told before."""
+        """Return refusals of those nodes whose answers do not fit what was announced before."""
         return [
             Refusal(id=node.id, number=node.partition, reason=problem)
             for node in nodes
@@ -49,6 +49,6 @@ class EarlierAnswers:
             self.samples.setdefault(node.id, dict(node.num_examples))
 
     def differs(self, node: Node) -> bool:
-        """Return whether a node with another id has told other numbers of samples of this one's clients."""
-        told = [first for number, first in self.samples.items() if number != node.id]
-        return any(first.get(client, count) != count for first in told for client, count in node.num_examples.items())
+        """Return whether a node with another id has announced other numbers of samples of this one's clients."""
+        others = [first for number, first in self.samples.items() if number != node.id]
+        return any(first.get(client, count) != count for first in others for client, count in node.num_examples.items())

@@ -23,9 +23,9 @@ from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.contract.folders import exact, last_checkpoint
+from hyperfl_flwr.contract.grids import round_of
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint
-from hyperfl_flwr.launch.contract.grids import round_of
 from hyperfl_flwr.node.ledger import LEDGER, LedgerEntry, read_ledger
 from hyperfl_flwr.node.secure_session import FOLDER
 from hyperfl_flwr.protocol.messages import HELLO

@@ -1,7 +1,7 @@
 """One run in which its three nodes fail in many ways: real processes, TLS and authentication.
 
-Node 2 is late and later lies, node 1 is killed, node 0 loses its worker, with it a client's process, and has a full
-disk. The nodes' training waits for each disturbance, so that the speed of the machine does not matter.
+Node 2 is late and later sends false replies, node 1 is killed, node 0 loses its worker, with it a client's process, and
+has a full disk. The nodes' training waits for each disturbance, so that the speed of the machine does not matter.
 """
 
 import json
@@ -31,7 +31,7 @@ FULL = 3
 """Round in which a disk is full."""
 SETTINGS = {
     "min-nodes": 2,
-    "failure-budget": 0.2,  # of at least 20 trainings: killed process and full disk are fewer, lies do not count
+    "failure-budget": 0.2,  # of at least 20 trainings: killed process and full disk are fewer; refusals do not count
     "exclusion-rounds": 0,
     "checkpoint-every": 1,
     "learning-rate": 1e-7,  # with so large an embedding, larger steps would diverge
@@ -39,7 +39,7 @@ SETTINGS = {
     "hyperfl.embedding-dim": 50_000,  # the private state, of 200 kB, is larger than logs and ledgers
 }
 SETS = sets(SETTINGS)
-LIES = ["norm", "nan", "shape", "honest", "large"]
+FALSE_REPLIES = ["norm", "nan", "shape", "honest", "large"]
 """Changes that node 2 makes to its replies after the round with the full disk."""
 WAITS = "waiting until the SuperLink accepts this node"
 
@@ -79,7 +79,7 @@ class Story:
         return file.read_text() if file.is_file() else ""
 
     def alter_nodes(self) -> None:
-        """Let the nodes' training wait for `may_train`, and node 2 lie when requested."""
+        """Let the nodes' training wait for `may_train`, and node 2 send false replies when requested."""
         self.may_train(0)
         altered = Path(__file__).with_name("altered")
         for node in self.made.nodes:
@@ -87,7 +87,7 @@ class Story:
                 environment.write(f"export PYTHONPATH='{altered}':\"${{PYTHONPATH:-}}\"\n")
                 environment.write(f"export MAY_TRAIN='{self.folder / 'may_train'}'\n")
                 if node is self.made.nodes[2]:
-                    environment.write(f"export LIES='{self.folder / 'lies'}'\n")
+                    environment.write(f"export FALSE_REPLIES='{self.folder / 'false_replies'}'\n")
 
     def may_train(self, number: int) -> None:
         """Let all rounds up to this one complete; training in later rounds waits in its first batch."""
@@ -207,7 +207,7 @@ def live(story: Story) -> None:
     join_late(story)
     disturb(story)
     fill_disk(story)
-    (story.folder / "lies").write_text("\n".join(LIES))
+    (story.folder / "false_replies").write_text("\n".join(FALSE_REPLIES))
     story.may_train(ROUNDS)
     code, _, err = finished(run)
     assert code == 0, err
@@ -280,7 +280,7 @@ def test_a_full_disk_hurts_one_round_of_one_node(story: Story) -> None:
 
 
 def test_a_malicious_node_is_left_out_by_name(story: Story) -> None:
-    """Each lie costs node 2 its round, and it takes part otherwise; too large a reply excludes it from the run."""
+    """Each false reply costs node 2 its round only; too large a reply excludes it from the run."""
     told = dict(re.findall(r"round (\d): client 2 is left out: node 2: (.*)", story.log))
     first = FULL + 1
     assert list(map(int, told)) == [first, first + 1, first + 2, ROUNDS]

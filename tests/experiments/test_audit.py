@@ -21,10 +21,10 @@ from hyperfl_flwr.audit.sentences import sentence
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.contract.base import SMALL, Federate
+from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.data.federated_data import load_federated_data
-from hyperfl_flwr.launch.contract.base import SMALL, Federate
-from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.launch.warnings import leak_warnings, noise_warnings
 from hyperfl_flwr.models.hypernetwork import common_embedding
 from hyperfl_flwr.runs.observation import load_observation, save_observation

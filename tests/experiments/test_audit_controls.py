@@ -14,9 +14,9 @@ from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import AttackedRound
 from hyperfl_flwr.audit.report import measure
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.contract.base import SMALL, Federate
+from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.data.augmentation import Augmentation
-from hyperfl_flwr.launch.contract.base import SMALL, Federate
-from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.runs.run_directory import settings_of
 
 

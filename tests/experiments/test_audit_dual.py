@@ -25,11 +25,11 @@ from hyperfl_flwr.audit.record_round import AttackedRound, record_round, recorde
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.contract.base import SMALL, Federate
+from hyperfl_flwr.contract.folders import last_checkpoint, private_arrays
+from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import torch_generator
-from hyperfl_flwr.launch.contract.base import SMALL, Federate
-from hyperfl_flwr.launch.contract.folders import last_checkpoint, private_arrays
-from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.models.initialisation import ordinary_parameters

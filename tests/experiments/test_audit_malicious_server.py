@@ -30,9 +30,9 @@ from hyperfl_flwr.audit.report import write_audit
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.contract.base import SMALL
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.deploy.ledger_view import runs_of
-from hyperfl_flwr.launch.contract.base import SMALL
 from hyperfl_flwr.protocol.messages import ARRAYS
 from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.runs.observation import opening_path

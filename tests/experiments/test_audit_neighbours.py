@@ -16,10 +16,10 @@ from hyperfl_flwr.audit.record_round import record_round, view
 from hyperfl_flwr.audit.report import measure
 from hyperfl_flwr.audit.sentences import sentence
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.contract.base import SMALL
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.launch.contract.base import SMALL
 from hyperfl_flwr.models.initialisation import ordinary_parameters
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.runs.observation import load_observation, observation_path

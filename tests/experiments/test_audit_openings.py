@@ -15,9 +15,9 @@ from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import record_round, recorded_round, view
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.contract.base import SMALL, Federate
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.launch.contract.base import SMALL, Federate
 from hyperfl_flwr.runs.observation import Observation
 
 SAMPLES = {"data.train-samples": 4, "batch-size": 4, "secagg.max-examples": 4}

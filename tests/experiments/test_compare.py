@@ -11,8 +11,8 @@ from federations import Call, repeated
 from html_pages import Page
 from scipy.stats import ttest_rel
 
+from hyperfl_flwr.contract.base import Federate
 from hyperfl_flwr.core.errors import RunDirectoryError
-from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.metrics.intervals import of_crossed_means
 from hyperfl_flwr.results.compare import Comparison, compare
 from hyperfl_flwr.results.comparison_page import row_headers, rows_of, score_headers, score_rows, write_comparison

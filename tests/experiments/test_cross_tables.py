@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.cross_tables import CrossTable, Part
 from experiments.golden import fingerprints
 from experiments.number_formats import in_percent
 from experiments.records import find_records, read_records
 from hyperfl_flwr import ROOT
+from scripts.cross_tables import CrossTable, Part
 
 BOTH = ("test_accuracy", "test_accuracy_aggregate")
 

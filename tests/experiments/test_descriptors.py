@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.audit.descriptors import measure_descriptors
 from hyperfl_flwr.cli.main import cli
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.folders import files_below
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.data.federated_data import load_federated_data, normalised
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import files_below
 from hyperfl_flwr.protocol.packing import unpack_arrays
 
 NOVEL = [5, 6, 7]

@@ -10,8 +10,6 @@ import pytest
 from experiments.collect import FAILED, collect
 from experiments.matrix import WHAT_TO_CHOOSE, Matrix
 from experiments.number_formats import in_percent, short
-from experiments.page_numbers import value_of
-from experiments.page_tables import GridTable, Table
 from experiments.recording import record
 from experiments.records import find_records, read_records, restore, stale_cells
 from experiments.restored import is_restored
@@ -26,6 +24,8 @@ from hyperfl_flwr.protocol.arrays import DIVERGED
 from hyperfl_flwr.protocol.update_norms import TOO_LONG
 from hyperfl_flwr.results.compare import compare
 from hyperfl_flwr.runs.failures import run_failed
+from scripts.page_numbers import value_of
+from scripts.page_tables import GridTable, Table
 
 STUDY = """
 title = "FedAvg at three rates"
@@ -62,7 +62,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     path = tmp_path / "rates.toml"
     path.write_text(STUDY)
     found = load_study(str(path))
-    monkeypatch.setattr("experiments.page_tables.load_study", lambda _: found)
+    monkeypatch.setattr("scripts.page_tables.load_study", lambda _: found)
     return found
 
 

@@ -11,9 +11,9 @@ from experiments.figures.embeddings import groups_of, read_embeddings, separatio
 from experiments.runner import run_cells
 from experiments.study import load_study
 from experiments.study_folder import StudyManifest, open_study_folder
+from hyperfl_flwr.contract.folders import last_checkpoint
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.core.storage import read_arrays
-from hyperfl_flwr.launch.contract.folders import last_checkpoint
 
 BEGUN = StudyManifest(study="figure-8", quick=True, changes={})
 

@@ -9,9 +9,9 @@ from federations import Call, small_settings
 
 import hyperfl_flwr.app.server
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.grids import KilledError, KilledGrid, Settings, plain_grid
 from hyperfl_flwr.core.errors import RunDirectoryError
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid, Settings, plain_grid
 from hyperfl_flwr.launch.follow import RunCallbacks
 from hyperfl_flwr.launch.tensorboard import FOLDER, EventFiles, write_during_run, write_event_files
 from hyperfl_flwr.runs.run_directory import read_metrics

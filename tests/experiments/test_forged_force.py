@@ -23,7 +23,7 @@ from hyperfl_flwr.audit.make_round import make_attacked_round
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import EXPERIMENT, AttackedRound
 from hyperfl_flwr.config.table import default_settings
-from hyperfl_flwr.launch.contract.base import SMALL
+from hyperfl_flwr.contract.base import SMALL
 from hyperfl_flwr.models.initialisation import initial_model
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.protocol.packing import pack_arrays

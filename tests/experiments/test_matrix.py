@@ -12,8 +12,8 @@ from experiments.study import load_study, parse_study
 from hyperfl_flwr.attacks.registry import attacks_on
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.contract.base import SMALL
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.launch.contract.base import SMALL
 from hyperfl_flwr.methods import METHODS
 
 STUDY = """

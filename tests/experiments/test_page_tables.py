@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from matplotlib.axes import Axes
 
-from experiments import page_tables
 from experiments.figures.curves import draw
 from experiments.golden import fingerprints
 from experiments.number_formats import in_percent, one_digit, two_digits
-from experiments.page_tables import Figure, GridTable, RowTable, Table
 from experiments.recording import record
 from experiments.records import find_records, read_records, shipped_records
 from experiments.study import Study, load_study
 from experiments.study_folder import StudyManifest
 from hyperfl_flwr import ROOT
+from scripts import page_tables
+from scripts.page_tables import Figure, GridTable, RowTable, Table
 
 STUDY = load_study("table-1")
 

@@ -15,8 +15,8 @@ from hyperfl_flwr.audit.make_round import make_attacked_round
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.report import write_audit
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.contract.base import SMALL, Federate
 from hyperfl_flwr.data.registry import load_dataset
-from hyperfl_flwr.launch.contract.base import SMALL, Federate
 from hyperfl_flwr.node.ledger import ArrayEntry, Ledger, LedgerEntry, RecordEntry
 from hyperfl_flwr.pages.render import TEMPLATES
 from hyperfl_flwr.protocol.messages import Failure

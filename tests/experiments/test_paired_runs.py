@@ -6,7 +6,7 @@ import math
 import pytest
 from federations import Call
 
-from hyperfl_flwr.launch.contract.base import Federate
+from hyperfl_flwr.contract.base import Federate
 from hyperfl_flwr.results.compare import compare
 from hyperfl_flwr.results.differences import Difference
 from hyperfl_flwr.results.same_clients import namespace

@@ -10,8 +10,8 @@ from hyperfl_flwr import ROOT
 from hyperfl_flwr.app import server as server_app
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.grids import plain_grid
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.grids import plain_grid
 from hyperfl_flwr.launch.quickstart import METHODS, SEEDS, Spread, quickstart_settings
 from hyperfl_flwr.methods import METHODS as RECOMMENDED
 from hyperfl_flwr.runs.plots import plot_comparison

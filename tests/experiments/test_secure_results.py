@@ -14,10 +14,10 @@ from experiments.study import load_study
 from experiments.study_folder import StudyManifest, open_study_folder
 from experiments.tables import markdown, with_metric
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.launch.estimate import estimate
 from hyperfl_flwr.launch.planning import plan, plan_deployed
 from hyperfl_flwr.launch.plans import IN_PROCESS

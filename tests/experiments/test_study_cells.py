@@ -215,8 +215,8 @@ def test_a_folder_remembers_num_nodes_if_a_row_depends_on_them(tmp_path: Path) -
     assert read_study_manifest(tmp_path / "robust").changes == {"num-nodes": 3}
     with pytest.raises(RunDirectoryError, match="was created with num-nodes 3 instead of 6; choose"):
         open_study_folder(tmp_path / "robust", begun[1], study_with("median", tmp_path))
-    lying = StudyManifest(study="robust", quick=False, changes={"adversary.attack": "ipm", "num-nodes": 3})
-    for folder, study_manifest, remembered in (("lying", lying, lying.changes), ("plain", begun[0], {})):
+    malicious = StudyManifest(study="robust", quick=False, changes={"adversary.attack": "ipm", "num-nodes": 3})
+    for folder, study_manifest, remembered in (("malicious", malicious, malicious.changes), ("plain", begun[0], {})):
         open_study_folder(tmp_path / folder, study_manifest, study_with("mean", tmp_path))
         assert read_study_manifest(tmp_path / folder).changes == remembered
     open_study_folder(tmp_path / "plain", begun[1], study_with("mean", tmp_path))

@@ -13,9 +13,9 @@ import pytest
 from federations import Call
 from waiting import eventually
 
+from hyperfl_flwr.contract.base import Federate
 from hyperfl_flwr.core.errors import ConfigError, InstallationError
 from hyperfl_flwr.launch import trackers
-from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.launch.follow import RunCallbacks
 from hyperfl_flwr.launch.trackers import FILE, require_tracker, track_during_run
 from hyperfl_flwr.runs.run_directory import read_metrics

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from clients.novel.on_demand import NovelOwner
 from hyperfl_flwr.app.client import app
+from hyperfl_flwr.contract.leaks import sent_bytes
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.registry import load_dataset
-from hyperfl_flwr.launch.contract.leaks import sent_bytes
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 N, SIDE, CLASSES = 7, 16, 3

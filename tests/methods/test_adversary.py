@@ -14,12 +14,12 @@ from hyperfl_flwr.app.node import NodeApp
 from hyperfl_flwr.app.server import run as run_server
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.contract.faults import check_resume
+from hyperfl_flwr.contract.folders import last_checkpoint, metrics, outcome
+from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.core.errors import ConfigError, RefusalError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
-from hyperfl_flwr.launch.contract.faults import check_resume
-from hyperfl_flwr.launch.contract.folders import last_checkpoint, metrics, outcome
-from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.launch.planning import plan, plan_deployed
 from hyperfl_flwr.launch.plans import IN_PROCESS
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
@@ -50,8 +50,8 @@ def learnt(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @cache
     def run(attack: str = "none", nodes: str = "auto", scale: float | str = "auto") -> dict[str, Any]:
         settings = small_settings(method="fedavg", output=str(tmp_path_factory.mktemp("learnt") / "run"), **LEARNING)
-        lies = {ATTACK: attack, NODES: nodes, SCALE: scale}
-        return summary(trained(settings | lies, num_nodes=NUM_CLIENTS))
+        adversary = {ATTACK: attack, NODES: nodes, SCALE: scale}
+        return summary(trained(settings | adversary, num_nodes=NUM_CLIENTS))
 
     return run
 
@@ -90,8 +90,8 @@ def test_without_malicious_nodes_it_is_an_honest_run(method: str, attack: str, f
         rows = [{key: value for key, value in row.items() if key not in left_out} for row in found["metrics"]]
         return found | {"metrics": rows}
 
-    lied = federate(method, **{ATTACK: attack, SHARE: 0.0})
-    assert without_backdoor(lied) == without_backdoor(federate(method))
+    attacked = federate(method, **{ATTACK: attack, SHARE: 0.0})
+    assert without_backdoor(attacked) == without_backdoor(federate(method))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "hyperfl", "pfedhn", "scaffold", "fedgen"])
@@ -109,7 +109,7 @@ def test_numbers_are_of_honest_clients(method: str, federate: Federate) -> None:
 
 
 def test_one_client_moves_the_models_of_all_others(federate: Federate) -> None:
-    """With pfedhn, a lie of client 1 in round 1 changes what clients 0, 2 and 4 are sent in round 2, not in round 1."""
+    """With pfedhn, a false update of client 1 in round 1 changes what clients 0, 2 and 4 are sent in round 2 only."""
 
     def received(run: Path) -> list[dict[int, float]]:
         rows = [row for row in metrics(run) if row["kind"] == "client-aggregate"]
@@ -119,9 +119,9 @@ def test_one_client_moves_the_models_of_all_others(federate: Federate) -> None:
         ]
 
     honest = received(federate("pfedhn", NUM_CLIENTS))
-    lied = received(federate("pfedhn", NUM_CLIENTS, **{ATTACK: "sign-flip", NODES: "1"}))
-    assert honest[0] == lied[0]
-    assert all(honest[1][client] != lied[1][client] for client in HONEST)
+    attacked = received(federate("pfedhn", NUM_CLIENTS, **{ATTACK: "sign-flip", NODES: "1"}))
+    assert honest[0] == attacked[0]
+    assert all(honest[1][client] != attacked[1][client] for client in HONEST)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pfedhn"])
@@ -140,15 +140,15 @@ def test_a_lie_that_is_too_long_is_refused(method: str, federate: Federate) -> N
 def test_privacy_of_clients_bounds_a_lie(scale: float, clients: int, federate: Federate) -> None:
     """With noise on the server, no change counts that is longer than a clipped one, as the honest ones here are."""
     private: dict[str, Any] = {"privacy.unit": "client", "privacy.noise": "server", "privacy.noise-multiplier": 0.1}
-    lie = {ATTACK: "sign-flip", NODES: "1", SCALE: scale}
-    run = federate("fedavg", NUM_CLIENTS, num_rounds=1, **private, **{"privacy.clip-norm": 0.001}, **lie)
+    adversary = {ATTACK: "sign-flip", NODES: "1", SCALE: scale}
+    run = federate("fedavg", NUM_CLIENTS, num_rounds=1, **private, **{"privacy.clip-norm": 0.001}, **adversary)
     (row,) = [row for row in metrics(run) if row["kind"] == "train"]
     assert (row["clients"], row["failed"]) == (clients, [] if clients == NUM_CLIENTS else [1])
 
 
 @pytest.mark.parametrize("method", ["pfedhn", "scaffold"])
 def test_a_change_of_nothing_is_as_if_the_node_were_silent(method: str, federate: Federate) -> None:
-    """Where the server adds up changes, a lie of 10^-30 of the change is worth as much as a reply that is refused.
+    """Where the server adds up changes, an update of 10^-30 of the change is worth as much as a refused reply.
 
     Both methods send changes in place of values. The mean of scaffold's models is over another number of clients.
     """
@@ -161,10 +161,10 @@ def test_a_change_of_nothing_is_as_if_the_node_were_silent(method: str, federate
 
 
 def test_a_resumed_run_has_the_same_malicious_nodes(federate: Federate) -> None:
-    def lying(method: str, num_nodes: int = NUM_CLIENTS, **changes: Any) -> Path:
+    def federate_malicious(method: str, num_nodes: int = NUM_CLIENTS, **changes: Any) -> Path:
         return federate(method, num_nodes, **{ATTACK: "backdoor", SHARE: 0.4} | changes)
 
-    check_resume("fedavg", lying)
+    check_resume("fedavg", federate_malicious)
 
 
 def test_the_run_says_who_lies(federate: Federate) -> None:

@@ -15,12 +15,12 @@ from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import check_run
 from hyperfl_flwr.app.node import NodeApp
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.contract.folders import outcome
+from hyperfl_flwr.contract.grids import KilledError, KilledGrid
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.core.tasks import CLASSIFICATION
 from hyperfl_flwr.data.federated_data import load_federated_data
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
-from hyperfl_flwr.launch.contract.folders import outcome
-from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid
 from hyperfl_flwr.metrics.evaluation import evaluate
 from hyperfl_flwr.node.saved_models import KeptModel
 from hyperfl_flwr.results.compare import compare

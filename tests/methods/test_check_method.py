@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from federations import Call
 
+from hyperfl_flwr.contract.check import CHECKS, CHOSEN, check_method, federations, finding_of
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.launch.contract.check import CHECKS, CHOSEN, check_method, federations, finding_of
 from hyperfl_flwr.launch.findings import Finding, Level
 
 pytestmark = pytest.mark.usefixtures("imports_as_before")

@@ -17,11 +17,11 @@ from experiments.forged_networks import bins
 from experiments.measure_node_checks import digits
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.deploy.ledger_page import write_ledger
 from hyperfl_flwr.deploy.ledger_view import runs_of
-from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.models.initialisation import initial_model
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.privacy.received_network import STATISTICS

@@ -19,11 +19,11 @@ from clients.fedavg import FedAvgClient
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.folders import exact, last_checkpoint, metrics, private_arrays
+from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.core.errors import ConfigError, RunFailedError
 from hyperfl_flwr.flower.messages import ErrorCode
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics, private_arrays
-from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.privacy.accounting import client_epsilon

@@ -14,12 +14,10 @@ from federations import REPRESENTATIVES, of_every_method, of_representatives
 
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.data.federated_data import load_federated_data
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate, MakeGrid
-from hyperfl_flwr.launch.contract.folders import last_checkpoint, private_arrays
-from hyperfl_flwr.launch.contract.grids import ForgetfulGrid, Settings, plain_grid
-from hyperfl_flwr.launch.contract.results import (
+from hyperfl_flwr.contract.base import NUM_CLIENTS, Federate, MakeGrid
+from hyperfl_flwr.contract.folders import last_checkpoint, private_arrays
+from hyperfl_flwr.contract.grids import ForgetfulGrid, Settings, plain_grid
+from hyperfl_flwr.contract.results import (
     check_repeatable,
     check_repeated_messages,
     check_results,
@@ -27,6 +25,8 @@ from hyperfl_flwr.launch.contract.results import (
     check_seed,
     check_uploads,
 )
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.runs.checkpoint import SERVER

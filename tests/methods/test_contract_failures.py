@@ -12,10 +12,10 @@ from federations import REPRESENTATIVES, of_every_method, of_every_method_if_ext
 
 from clients.engine.base import BaseClient
 from hyperfl_flwr.app.methods import client_of
+from hyperfl_flwr.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.contract.faults import check_failing_client
+from hyperfl_flwr.contract.folders import last_checkpoint, metrics, outcome
 from hyperfl_flwr.core.errors import RunFailedError
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
-from hyperfl_flwr.launch.contract.faults import check_failing_client
-from hyperfl_flwr.launch.contract.folders import last_checkpoint, metrics, outcome
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.runs.run_directory import read_manifest
 from strategies.engine.base import BaseStrategy

@@ -10,9 +10,9 @@ from federations import REPRESENTATIVES, of_every_method_if_extended, of_represe
 
 from clients.engine.base import BaseClient
 from hyperfl_flwr.app.methods import client_of
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics, outcome
-from hyperfl_flwr.launch.contract.grids import RecordingGrid, Settings, plain_grid
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.folders import exact, last_checkpoint, metrics, outcome
+from hyperfl_flwr.contract.grids import RecordingGrid, Settings, plain_grid
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.protocol.messages import LABEL_COUNTS, Reduction, group_of
 from hyperfl_flwr.runs.checkpoint import SERVER, Checkpoints

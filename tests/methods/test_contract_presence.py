@@ -10,11 +10,11 @@ from federations import of_every_method_if_extended, of_representatives
 from flwr.app import ConfigRecord, Error, Message, MessageType
 
 from hyperfl_flwr.app.client import app
+from hyperfl_flwr.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.contract.folders import last_checkpoint, metrics
+from hyperfl_flwr.contract.grids import Settings, round_of
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.flower.messages import ErrorCode
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
-from hyperfl_flwr.launch.contract.folders import last_checkpoint, metrics
-from hyperfl_flwr.launch.contract.grids import Settings, round_of
 from hyperfl_flwr.protocol.messages import CLIENTS, CONFIG, Report, Request, record_of
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
 from hyperfl_flwr.server.in_process_grid import FIRST_NODE_ID, InProcessGrid

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.leaks import common_window
-from hyperfl_flwr.launch.contract.privacy import check_privacy
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.leaks import common_window
+from hyperfl_flwr.contract.privacy import check_privacy
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.runs.checkpoint import SERVER
 

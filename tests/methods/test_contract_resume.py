@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from federations import REPRESENTATIVES, of_every_method_if_extended, of_representatives
 
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.faults import check_resume
-from hyperfl_flwr.launch.contract.folders import metrics, outcome
-from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.faults import check_resume
+from hyperfl_flwr.contract.folders import metrics, outcome
+from hyperfl_flwr.contract.grids import KilledError, KilledGrid
 
 
 @of_every_method_if_extended

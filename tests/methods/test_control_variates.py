@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from hyperfl_flwr.app.methods import client_of
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.folders import metrics, private_arrays
+from hyperfl_flwr.contract.grids import KilledError, KilledGrid, Settings
 from hyperfl_flwr.core.errors import ConfigError, RunFailedError
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import metrics, private_arrays
-from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid, Settings
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.runs.checkpoint import SERVER, Checkpoints
 

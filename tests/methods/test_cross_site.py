@@ -17,10 +17,10 @@ from hyperfl_flwr.app.methods import check_run, client_of
 from hyperfl_flwr.app.node import NodeApp
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.grids import plain_grid
 from hyperfl_flwr.core.errors import ConfigError, StateError
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.deploy.ledger_view import runs_of
-from hyperfl_flwr.launch.contract.grids import plain_grid
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.node.saved_models import KeptModel

@@ -8,10 +8,10 @@ import pytest
 
 from hyperfl_flwr.api.run import Run
 from hyperfl_flwr.app.client import app
+from hyperfl_flwr.contract.folders import outcome
+from hyperfl_flwr.contract.grids import round_of
 from hyperfl_flwr.core.errors import DataError, RunDirectoryError
 from hyperfl_flwr.deploy.owner_page import write_owner_page
-from hyperfl_flwr.launch.contract.folders import outcome
-from hyperfl_flwr.launch.contract.grids import round_of
 from hyperfl_flwr.node.data_versions import FILE, Version, changed_versions, note, versions_of
 from hyperfl_flwr.results.compare import compare
 from hyperfl_flwr.server.in_process_grid import InProcessGrid

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from federations import of_representatives
 
+from hyperfl_flwr.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.contract.folders import last_checkpoint, metrics, outcome
+from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
-from hyperfl_flwr.launch.contract.folders import last_checkpoint, metrics, outcome
-from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.results.export import model_of_run
 from hyperfl_flwr.results.report import write_report
 from strategies.engine.sampling import standard_error

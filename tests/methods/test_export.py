@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.contract.folders import exact, last_checkpoint
 from hyperfl_flwr.core.errors import RunDirectoryError, StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import load_federated_data
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
-from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.evaluation import evaluate
 from hyperfl_flwr.results.export import Exported, model_of_run, write_exported

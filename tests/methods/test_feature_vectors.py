@@ -17,12 +17,12 @@ from hyperfl_flwr.audit.make_round import make_attacked_round
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import recorded_round
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.contract.folders import current_private, last_checkpoint, outcome
+from hyperfl_flwr.contract.grids import KilledError, KilledGrid, PermutedGrid, Settings
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.data.federated_data import load_federated_data
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
-from hyperfl_flwr.launch.contract.folders import current_private, last_checkpoint, outcome
-from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid, PermutedGrid, Settings
 from hyperfl_flwr.launch.planning import plan
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.initialisation import initial_state

@@ -16,11 +16,11 @@ from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import check_run
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.folders import current_private, last_checkpoint, metrics
 from hyperfl_flwr.core.errors import ConfigError, RefusalError
 from hyperfl_flwr.data.public_samples import mixture, public_samples
 from hyperfl_flwr.data.registry import load_dataset
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import current_private, last_checkpoint, metrics
 from hyperfl_flwr.metrics.evaluation import evaluate
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 from hyperfl_flwr.training.knowledge_exchange import digest, distance, logits_on, nothing, packed, unpacked

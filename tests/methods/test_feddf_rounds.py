@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.folders import exact, last_checkpoint
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint
 from strategies.feddf import FedDF
 
 SAMPLED = {"fraction_train": 0.6, "num_rounds": 3, "local_epochs": 2}

@@ -23,8 +23,8 @@ from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import AttackedRound, recorded_round
 from hyperfl_flwr.audit.report import measure
 from hyperfl_flwr.audit.sentences import sentence
+from hyperfl_flwr.contract.base import Federate
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.models.generator import Generator
 from hyperfl_flwr.training.distillation import PseudoData, label_probabilities
 

@@ -11,10 +11,10 @@ from hyperfl_flwr.audit.audit import audit
 from hyperfl_flwr.audit.make_round import make_attacked_round
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.contract.base import NUM_CLIENTS, SMALL, Federate
+from hyperfl_flwr.contract.folders import last_checkpoint, outcome
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, SMALL, Federate
-from hyperfl_flwr.launch.contract.folders import last_checkpoint, outcome
 from hyperfl_flwr.models.server_hypernetwork import ServerHypernetwork
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.node.ledger import read_ledger

@@ -7,8 +7,8 @@ import pytest
 import torch
 from federations import small_settings
 
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import last_checkpoint, metrics
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.folders import last_checkpoint, metrics
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding
 from hyperfl_flwr.models.targets import build_target
 

@@ -17,11 +17,11 @@ from clients.it_pfl import ITPFLClient
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.contract.folders import exact, last_checkpoint, metrics
+from hyperfl_flwr.contract.grids import Settings, plain_grid
 from hyperfl_flwr.core.errors import RefusalError
 from hyperfl_flwr.data.federated_data import load_federated_data
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
-from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics
-from hyperfl_flwr.launch.contract.grids import Settings, plain_grid
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.protocol.arrays import SharedArrays, by_number
 from hyperfl_flwr.protocol.messages import (

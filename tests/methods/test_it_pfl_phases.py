@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import metrics, outcome
-from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.folders import metrics, outcome
+from hyperfl_flwr.contract.grids import KilledError, KilledGrid
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 
 

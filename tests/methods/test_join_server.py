@@ -15,11 +15,11 @@ from hyperfl_flwr.app.joining import open_joinable
 from hyperfl_flwr.app.server import join_nodes
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.contract.folders import files_below
+from hyperfl_flwr.contract.leaks import leaks
 from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.registry import load_dataset
-from hyperfl_flwr.launch.contract.folders import files_below
-from hyperfl_flwr.launch.contract.leaks import leaks
 from hyperfl_flwr.protocol.messages import PER_CLIENT_ARRAYS, PROPERTIES, record_of
 from hyperfl_flwr.protocol.queries import JOIN
 from hyperfl_flwr.server.in_process_grid import InProcessGrid

@@ -9,10 +9,10 @@ import pytest
 
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.contract.folders import exact, last_checkpoint, metrics, outcome, private_arrays
+from hyperfl_flwr.contract.grids import KilledError, KilledGrid
 from hyperfl_flwr.core.errors import RunDirectoryError
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
-from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics, outcome, private_arrays
-from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid
 from hyperfl_flwr.methods.hyperfl import HyperFLConfig
 from hyperfl_flwr.results.export import model_of_run
 from hyperfl_flwr.results.report import write_report

@@ -9,10 +9,10 @@ import pytest
 from flwr.app import ArrayRecord, Message, MessageType
 
 from hyperfl_flwr.app.client import app
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.folders import exact, last_checkpoint, metrics
+from hyperfl_flwr.contract.grids import Settings, plain_grid, round_of
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics
-from hyperfl_flwr.launch.contract.grids import Settings, plain_grid, round_of
 from hyperfl_flwr.protocol.messages import LABEL_COUNTS, PER_CLIENT_ARRAYS, record_of
 from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.server.in_process_grid import FIRST_NODE_ID, InProcessGrid

@@ -15,10 +15,10 @@ from clients.engine import adapter
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import NUM_CLIENTS
+from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.deploy.ledger_view import RunLedger, runs_of
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS
-from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.node.ledger import LEDGER, LedgerEntry
 from hyperfl_flwr.protocol.messages import CONFIG, HELLO, PROPERTIES, record_of
 from hyperfl_flwr.protocol.packing import PACKED, PACKED_TYPE, pack_arrays

@@ -6,8 +6,8 @@ from flwr.app import ConfigRecord, Message
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.grids import Settings
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.protocol.messages import CLIENTS, CONFIG, Report, Request, record_of
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 

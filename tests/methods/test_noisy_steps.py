@@ -18,11 +18,11 @@ from hyperfl_flwr.app.methods import check_run, client_of
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.server import run as run_server
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.contract.folders import last_checkpoint, metrics
+from hyperfl_flwr.contract.grids import KilledError, KilledGrid, RepeatingGrid, Settings, plain_grid
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.data.federated_data import load_federated_data
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
-from hyperfl_flwr.launch.contract.folders import last_checkpoint, metrics
-from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid, RepeatingGrid, Settings, plain_grid
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.privacy.accounting import record_epsilon, record_noise

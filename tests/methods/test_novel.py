@@ -16,12 +16,12 @@ from torch.func import functional_call
 
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.contract.folders import last_checkpoint
+from hyperfl_flwr.contract.grids import Settings, plain_grid
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.data.corruptions import corrupted
 from hyperfl_flwr.data.federated_data import ClientData, FederatedData, load_federated_data
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
-from hyperfl_flwr.launch.contract.folders import last_checkpoint
-from hyperfl_flwr.launch.contract.grids import Settings, plain_grid
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.server_hypernetwork import DeepHypernetwork
 from hyperfl_flwr.models.targets import build_target

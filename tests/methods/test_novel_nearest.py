@@ -14,10 +14,10 @@ from torch import Tensor
 from clients.engine import adapter
 from clients.engine.base import BaseClient
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.grids import Settings, plain_grid
 from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.data.federated_data import ClientData, FederatedData, load_federated_data
-from hyperfl_flwr.launch.contract.grids import Settings, plain_grid
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.queries import CLASSIFIERS, ERRORS, GRADIENTS, RATES, QuerySpec
 from hyperfl_flwr.training.a_distance import a_distance, split
@@ -133,11 +133,11 @@ def test_a_client_with_impossible_error_rates_is_never_nearest(
     """Training client 0 reports error rates of 1e9, which would give the lowest A-distance; it is refused."""
     honest = adapter._WORK[ERRORS]
 
-    def lying(member: BaseClient, received: SharedArrays, question: QuerySpec) -> tuple[SharedArrays, int]:
+    def falsify(member: BaseClient, received: SharedArrays, question: QuerySpec) -> tuple[SharedArrays, int]:
         arrays, number = honest(member, received, question)
         return ({RATES: np.full_like(arrays[RATES], 1e9)} if member.context.client == 0 else arrays), number
 
-    monkeypatch.setitem(adapter._WORK, ERRORS, lying)
+    monkeypatch.setitem(adapter._WORK, ERRORS, falsify)
     found = distances_in(groups[0], 1)
     assert [(failure.client, failure.reason) for failure in found.failures] == [
         (0, "error rates must be between 0 and 1")
@@ -151,12 +151,12 @@ def test_a_client_with_impossible_gradients_is_left_out_alone(
     """Its numbers are finite, and would make the classifiers infinite that novel clients are sent."""
     honest = adapter._WORK[GRADIENTS]
 
-    def lying(member: BaseClient, received: SharedArrays, question: QuerySpec) -> tuple[SharedArrays, int]:
+    def falsify(member: BaseClient, received: SharedArrays, question: QuerySpec) -> tuple[SharedArrays, int]:
         arrays, number = honest(member, received, question)
         large = {CLASSIFIERS: np.full_like(arrays[CLASSIFIERS], 3e38)}
         return (large if member.context.client == 1 else arrays), number
 
-    monkeypatch.setitem(adapter._WORK, GRADIENTS, lying)
+    monkeypatch.setitem(adapter._WORK, GRADIENTS, falsify)
     found = distances_in(groups[0], 9)  # a node for each client
     assert [failure.client for failure in found.failures] == [1]
     assert "has numbers beyond 1e+06" in found.failures[0].reason

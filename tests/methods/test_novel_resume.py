@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from test_novel import NOVEL, PLAN
 
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.folders import metrics
 from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.data.federated_data import ClientData, FederatedData
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import metrics
 from hyperfl_flwr.runs.novel_results import read_novel
 from hyperfl_flwr.runs.run_directory import read_manifest
 

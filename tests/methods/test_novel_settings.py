@@ -10,9 +10,9 @@ from federations import setting_of
 
 from hyperfl_flwr.app.methods import check_run
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.contract.grids import Settings, plain_grid
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
-from hyperfl_flwr.launch.contract.grids import Settings, plain_grid
 from hyperfl_flwr.methods.pfedhn import PFedHNConfig
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.protocol.packing import pack_arrays

@@ -17,12 +17,12 @@ from hyperfl_flwr.app.client import app
 from hyperfl_flwr.audit.record_round import recorded_round
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.contract.base import Federate, MakeGrid
+from hyperfl_flwr.contract.folders import metrics
+from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.core.errors import HyperFLError, RunDirectoryError
 from hyperfl_flwr.data.federated_data import load_local_data
 from hyperfl_flwr.data.registry import load_dataset
-from hyperfl_flwr.launch.contract.base import Federate, MakeGrid
-from hyperfl_flwr.launch.contract.folders import metrics
-from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.launch.tensorboard import write_event_files
 from hyperfl_flwr.results.export import model_of_node, model_of_run
 from hyperfl_flwr.results.report import write_report

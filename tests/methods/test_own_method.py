@@ -19,14 +19,14 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.server import run as serve
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings, resumable_changes, training_autos, with_defaults
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.folders import outcome
+from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError, StateError
 from hyperfl_flwr.core.source_files import digest_of
 from hyperfl_flwr.core.user_code import UserCode
 from hyperfl_flwr.deploy.ledger_view import runs_of
 from hyperfl_flwr.launch.app_bundle import build_app
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import outcome
-from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.methods import METHODS, method_sections
 from hyperfl_flwr.models.provenance import refuse_changed_sources, travelling_sources
 from hyperfl_flwr.results.compare import compare

@@ -18,12 +18,12 @@ from hyperfl_flwr.audit.make_round import make_attacked_round
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import AttackedRound, record_round
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.folders import current_private, last_checkpoint, outcome
+from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.user_code import is_user_code
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import current_private, last_checkpoint, outcome
-from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models import initialisation as initialisation_module
 from hyperfl_flwr.models.custom.network import CustomTarget

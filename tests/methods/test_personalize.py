@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from hyperfl_flwr.app.personalize import open_run
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.folders import last_checkpoint
 from hyperfl_flwr.core.errors import RunDirectoryError
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import last_checkpoint
 from hyperfl_flwr.results.personalize import Personalized, personalize
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 

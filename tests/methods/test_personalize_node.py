@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.personalize import open_run
+from hyperfl_flwr.contract.leaks import leaks
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.launch.contract.leaks import leaks
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import ARRAYS, CLIENTS, PER_CLIENT_ARRAYS, PROPERTIES, Report, record_of
 from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
@@ -194,13 +194,13 @@ def test_a_node_that_names_another_ones_client_is_refused(serving_run: Path, pho
     grid = HearingGrid(node_of(photographs, tmp_path / "out"), num_nodes=2)
     answer = grid.answer
 
-    def lying(message: Message) -> Message:
+    def falsify(message: Message) -> Message:
         reply = answer(message)
         if message.metadata.message_type == "query.hello" and message.metadata.dst_node_id == 1001:
             reply.content[PROPERTIES]["clients"] = [0]  # type: ignore[index]
         return reply
 
-    grid.answer = lying  # type: ignore[method-assign]
+    grid.answer = falsify  # type: ignore[method-assign]
     with pytest.raises(RunFailedError, match=r"^1 of 2 novel .*; client 1: its node reports other clients than its ow"):
         open_run(serving_run).serve(grid)
     assert (tmp_path / "out" / "model.safetensors").exists()

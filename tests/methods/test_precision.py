@@ -12,10 +12,10 @@ from torch import nn
 
 from hyperfl_flwr.app.methods import check_run
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.folders import exact, last_checkpoint, metrics, outcome
 from hyperfl_flwr.core.arithmetic import CUBLAS_WORKSPACE, set_arithmetic
 from hyperfl_flwr.core.errors import ConfigError, DeviceError
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics, outcome
 from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.models.lowered import in_bfloat16
 from hyperfl_flwr.models.target import Target

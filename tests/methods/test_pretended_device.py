@@ -15,13 +15,13 @@ from pretended_device import DEVICE, MixedDevicesError, PretendedDevice
 
 import hyperfl_flwr.app.node
 import hyperfl_flwr.launch.planning
+from hyperfl_flwr.contract.base import SMALL, Federate
+from hyperfl_flwr.contract.folders import metrics
 from hyperfl_flwr.core.device import send
 from hyperfl_flwr.core.lockstep import Member
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.augmentation import Augmentation
 from hyperfl_flwr.data.federated_data import ClientData
-from hyperfl_flwr.launch.contract.base import SMALL, Federate
-from hyperfl_flwr.launch.contract.folders import metrics
 from hyperfl_flwr.launch.planning import plan
 from hyperfl_flwr.launch.plans import RAY
 from hyperfl_flwr.metrics.evaluation import evaluate

@@ -21,9 +21,9 @@ from clients.novel.node import check_body
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.folders import last_checkpoint, outcome
 from hyperfl_flwr.core.errors import ConfigError, RefusalError, RunDirectoryError, RunFailedError
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import last_checkpoint, outcome
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.predictions import predict
 from hyperfl_flwr.models.model_spec import TargetRecipe

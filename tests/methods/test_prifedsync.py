@@ -13,9 +13,9 @@ from test_noisy_steps import NOISY, member
 
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.folders import exact, last_checkpoint, metrics
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics
 from hyperfl_flwr.privacy.accounting import central_limit_epsilon, record_epsilon, record_noise
 from hyperfl_flwr.privacy.gaussian_mechanism import smallest_epsilon
 

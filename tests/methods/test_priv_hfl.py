@@ -13,14 +13,14 @@ from clients.priv_hfl import PrivHFLClient
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.folders import last_checkpoint, metrics, outcome, private_arrays
+from hyperfl_flwr.contract.grids import KilledError, KilledGrid, RecordingGrid, Settings
+from hyperfl_flwr.contract.leaks import leaks
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.data.federated_data import load_federated_data
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import last_checkpoint, metrics, outcome, private_arrays
-from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid, RecordingGrid, Settings
-from hyperfl_flwr.launch.contract.leaks import leaks
 from hyperfl_flwr.launch.planning import plan
 from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.models.generator import kept_generators

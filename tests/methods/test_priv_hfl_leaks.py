@@ -32,10 +32,10 @@ from hyperfl_flwr.attacks.ig import _simulation
 from hyperfl_flwr.audit.history import ObservationHistory, require_history
 from hyperfl_flwr.audit.record_round import AttackedRound, recorded_round
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.grids import KilledError, KilledGrid, Settings
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.data.federated_data import ClientData, load_federated_data
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid, Settings
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.protocol.arrays import by_number
 from hyperfl_flwr.protocol.messages import PER_CLIENT_ARRAYS, Request, record_of

@@ -9,11 +9,11 @@ import torch
 from test_priv_hfl import CHAIN, FOUR, counted_models, keep_versions, start_vector
 
 from hyperfl_flwr.app.client import app
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.folders import last_checkpoint
+from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.core.rng import seed_for
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import last_checkpoint
-from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.privacy.secret_rotation import Mixing, run_key
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 from hyperfl_flwr.runs.run_directory import read_manifest

@@ -21,11 +21,11 @@ from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.grids import RepeatingGrid, Settings
 from hyperfl_flwr.core.errors import RefusalError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import load_federated_data
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.grids import RepeatingGrid, Settings
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.privacy.budget import FILE, NEEDS_BOUND, PrivacyBudget, RecordedRelease, counted_epsilon, read_record
 from hyperfl_flwr.privacy.gaussian_mechanism import smallest_sigma

@@ -20,10 +20,10 @@ from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import check_run
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.contract.folders import exact, last_checkpoint, metrics
+from hyperfl_flwr.contract.grids import Settings, round_of
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
-from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics
-from hyperfl_flwr.launch.contract.grids import Settings, round_of
 from hyperfl_flwr.models.vector import Vector
 from hyperfl_flwr.protocol.messages import ARRAYS, PER_CLIENT_ARRAYS, Reduction, record_of
 from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
@@ -36,13 +36,13 @@ SIZE = 12
 
 
 class Counting(InProcessGrid):
-    """Keeps the names of the arrays of all training messages and replies; `lie` changes the reply of node 1."""
+    """Keeps the names of the arrays of all training messages and replies; `falsify` changes the reply of node 1."""
 
     def __init__(
-        self, num_nodes: int, settings: Settings, *, lie: Callable[[RecordDict], None] = lambda content: None
+        self, num_nodes: int, settings: Settings, *, falsify: Callable[[RecordDict], None] = lambda content: None
     ) -> None:
         super().__init__(app, num_nodes, settings, {"simulated": True})
-        self.lie = lie
+        self.falsify = falsify
         self.down: list[set[str]] = []
         self.up: list[set[str]] = []
 
@@ -50,7 +50,7 @@ class Counting(InProcessGrid):
         reply = super().answer(message)
         if message.metadata.message_type == MessageType.TRAIN:
             if message.metadata.dst_node_id == FIRST_NODE_ID + 1 and round_of(message) == 1:
-                self.lie(reply.content)
+                self.falsify(reply.content)
             self.down.append(names_in(message.content))
             self.up.append(names_in(reply.content))
         return reply
@@ -158,7 +158,7 @@ def zeros(size: int = 3, dtype: type = np.float32) -> np.ndarray:
     return np.zeros(size, dtype)
 
 
-LIES: dict[str, tuple[Callable[[RecordDict], None], str]] = {
+FALSE_REPLIES: dict[str, tuple[Callable[[RecordDict], None], str]] = {
     "an answer in a group that goes down": (
         lambda content: change(content, ARRAYS, hint__theta=zeros(3, np.float64)),
         "unexpected arrays: hint/theta",
@@ -204,11 +204,11 @@ LIES: dict[str, tuple[Callable[[RecordDict], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", LIES)
+@pytest.mark.parametrize("name", FALSE_REPLIES)
 def test_a_reply_that_is_wrong_is_refused(name: str, federate: Federate, extended: Any) -> None:
-    lie, reason = LIES[name]
+    falsify, reason = FALSE_REPLIES[name]
     received = extended(hint=Reduction.DOWN, mark=Reduction.EACH)
-    run = federate("fedavg", grid=partial(Counting, lie=lie), num_rounds=1)
+    run = federate("fedavg", grid=partial(Counting, falsify=falsify), num_rounds=1)
     (row,) = [row for row in metrics(run) if row["kind"] == "train"]
     assert row["failed"] == [1, 3]
     assert [sorted(arrays) for arrays in received] == [[0, 2, 4]]
@@ -217,8 +217,8 @@ def test_a_reply_that_is_wrong_is_refused(name: str, federate: Federate, extende
 
 
 def test_arrays_of_single_clients_are_refused_where_the_method_has_none(federate: Federate) -> None:
-    lie = partial(change, record=PER_CLIENT_ARRAYS, _1__hint__theta=zeros())
-    run = federate("fedavg", grid=partial(Counting, lie=lie), num_rounds=1)
+    falsify = partial(change, record=PER_CLIENT_ARRAYS, _1__hint__theta=zeros())
+    run = federate("fedavg", grid=partial(Counting, falsify=falsify), num_rounds=1)
     assert "arrays of single clients, of which the method has none" in next((run / "failures").iterdir()).read_text()
 
 

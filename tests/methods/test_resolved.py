@@ -16,12 +16,12 @@ from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.resolved import resolution, resolved
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import training_autos
+from hyperfl_flwr.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.contract.folders import outcome
+from hyperfl_flwr.contract.grids import Settings, plain_grid
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.data.federated_data import load_federated_data
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
-from hyperfl_flwr.launch.contract.folders import outcome
-from hyperfl_flwr.launch.contract.grids import Settings, plain_grid
 from hyperfl_flwr.launch.settings import requested
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.node.private_state import PrivateState

@@ -16,11 +16,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import check_run, new_strategy
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.contract.folders import exact, last_checkpoint, metrics, outcome
+from hyperfl_flwr.contract.grids import PermutedGrid, Settings, plain_grid, round_of
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.flower.messages import ErrorCode
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
-from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics, outcome
-from hyperfl_flwr.launch.contract.grids import PermutedGrid, Settings, plain_grid, round_of
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import ARRAYS, record_of
 from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays

@@ -18,11 +18,11 @@ from hyperfl_flwr.audit.make_round import make_attacked_round
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import record_round
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.folders import last_checkpoint, private_arrays
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.data.federated_data import load_federated_data
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import last_checkpoint, private_arrays
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.models.targets import build_target

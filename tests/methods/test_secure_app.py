@@ -20,9 +20,9 @@ import hyperfl_flwr.app.client
 from clients.engine import adapter
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.partition.assign import TOO_FEW
-from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.node.ledger import read_ledger
 from hyperfl_flwr.protocol.messages import HELLO, PER_CLIENT_ARRAYS, PROPERTIES, record_of
 from hyperfl_flwr.protocol.packing import pack_arrays

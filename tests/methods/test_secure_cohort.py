@@ -11,7 +11,7 @@ import pytest
 from flwr.common.serde import recorddict_to_proto
 from secure_federation import SESSION, SecureFederation
 
-from hyperfl_flwr.launch.contract.grids import Settings
+from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.node.ledger import read_ledger
 from hyperfl_flwr.node.secure_session import StoredSessions
 from hyperfl_flwr.protocol.messages import HELLO

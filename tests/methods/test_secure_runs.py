@@ -13,11 +13,11 @@ from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import client_of, new_strategy
 from hyperfl_flwr.app.secure_sums import secure_context
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import SMALL, Federate
+from hyperfl_flwr.contract.folders import exact, last_checkpoint, metrics
+from hyperfl_flwr.contract.grids import Settings, plain_grid, round_of
 from hyperfl_flwr.core.errors import ConfigError, RunFailedError
 from hyperfl_flwr.flower.messages import ErrorCode
-from hyperfl_flwr.launch.contract.base import SMALL, Federate
-from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics
-from hyperfl_flwr.launch.contract.grids import Settings, plain_grid, round_of
 from hyperfl_flwr.protocol.messages import record_of
 from hyperfl_flwr.protocol.secure_sums import messages as records
 from hyperfl_flwr.protocol.secure_sums.messages import UNMASK

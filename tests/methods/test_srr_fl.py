@@ -11,10 +11,10 @@ from test_privacy_budget import limited_grid
 
 from hyperfl_flwr.app.methods import check_run
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.folders import last_checkpoint, metrics
+from hyperfl_flwr.contract.grids import RepeatingGrid, Settings
 from hyperfl_flwr.core.errors import ConfigError, RunFailedError
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import last_checkpoint, metrics
-from hyperfl_flwr.launch.contract.grids import RepeatingGrid, Settings
 from hyperfl_flwr.privacy.budget import FILE, read_record
 from hyperfl_flwr.privacy.spent import spent
 from hyperfl_flwr.runs.observation import load_observation, observation_path

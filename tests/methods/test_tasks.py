@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 from experiments.study import load_study
 from experiments.sweep import sweep_text
 from hyperfl_flwr.app.client import app
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.folders import metrics
+from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.deploy.owner_page import write_owner_page
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import metrics
-from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.standalone import read_model
 from hyperfl_flwr.node.evaluations import Evaluations

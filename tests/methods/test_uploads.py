@@ -8,9 +8,9 @@ import pytest
 from hyperfl_flwr.app.methods import client_of, strategy_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import all_settings, training_autos
+from hyperfl_flwr.contract.base import SMALL, Federate
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.settings import declared
-from hyperfl_flwr.launch.contract.base import SMALL, Federate
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.runs.observation import load_observation, observation_path

@@ -10,7 +10,7 @@ from torch.nn import functional
 from clients.apfl import APFLClient
 from clients.fedavg import FedAvgClient
 from clients.local import LocalClient
-from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics
+from hyperfl_flwr.contract.folders import exact, last_checkpoint, metrics
 
 SGD = {"batch-size": 7, "local-epochs": 2, "momentum": 0.5, "weight-decay": 0.02}
 

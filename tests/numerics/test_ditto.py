@@ -9,7 +9,7 @@ from members import client, initial_model, rounds
 from clients.ditto import DittoClient
 from clients.fedavg import FedAvgClient
 from clients.local import LocalClient
-from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics, private_arrays
+from hyperfl_flwr.contract.folders import exact, last_checkpoint, metrics, private_arrays
 
 SGD = {"batch-size": 7, "local-epochs": 2, "momentum": 0.5, "weight-decay": 0.02}
 

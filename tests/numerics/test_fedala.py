@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from clients.fedala import FedALAClient
 from clients.fedavg import FedAvgClient
-from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics
+from hyperfl_flwr.contract.folders import exact, last_checkpoint, metrics
 from hyperfl_flwr.training.fedala import MOST_PASSES, STEADY, Mixture, learn_weights
 
 SGD = {"batch-size": 7, "local-epochs": 1, "momentum": 0.5, "weight-decay": 0.02}

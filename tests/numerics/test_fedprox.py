@@ -13,8 +13,8 @@ from clients.fedavg import FedAvgClient
 from clients.fedprox import FedProxClient
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.contract.folders import exact, last_checkpoint, metrics
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics
 from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, train_epochs
 
 

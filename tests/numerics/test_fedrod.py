@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from clients.fedavg import FedAvgClient
 from clients.fedrod import FedRoDClient, balanced_softmax, samples_in_a_pass
+from hyperfl_flwr.contract.folders import exact
 from hyperfl_flwr.data.dataset import Split
 from hyperfl_flwr.data.sample_weights import Weighting
-from hyperfl_flwr.launch.contract.folders import exact
 from hyperfl_flwr.metrics.evaluation import evaluate
 
 SEEN = 6

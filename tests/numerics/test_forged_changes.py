@@ -9,23 +9,23 @@ from strategies.engine.forged_changes import IPM_SCALE, forged_changes, largest_
 
 CHANGES = np.array([[1.0, -2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 0.0]])
 WEIGHTS = np.array([1.0, 2.0, 3.0, 2.0])
-LIES = np.array([True, False, True, False])
+MALICIOUS = np.array([True, False, True, False])
 
 
 def forged(attack: str, scale: float | str = "auto") -> np.ndarray:
-    return forged_changes(attack, scale, CHANGES, WEIGHTS, LIES)
+    return forged_changes(attack, scale, CHANGES, WEIGHTS, MALICIOUS)
 
 
-def mean_with(lied: np.ndarray) -> np.ndarray:
+def mean_with(forged_values: np.ndarray) -> np.ndarray:
     """Return the mean that the server computes with the malicious nodes' changes."""
     sent = CHANGES.copy()
-    sent[LIES] = lied
+    sent[MALICIOUS] = forged_values
     return WEIGHTS @ sent / WEIGHTS.sum()
 
 
 def test_sign_flip_is_the_opposite() -> None:
-    np.testing.assert_array_equal(forged("sign-flip"), -CHANGES[LIES])
-    np.testing.assert_array_equal(forged("sign-flip", 4.0), -4 * CHANGES[LIES])
+    np.testing.assert_array_equal(forged("sign-flip"), -CHANGES[MALICIOUS])
+    np.testing.assert_array_equal(forged("sign-flip", 4.0), -4 * CHANGES[MALICIOUS])
 
 
 @pytest.mark.parametrize(
@@ -77,17 +77,19 @@ def test_without_an_honest_node_there_is_no_mean_to_turn() -> None:
 
 def test_model_replacement_replaces_the_model() -> None:
     """If the honest nodes change nothing, the mean is that of the malicious nodes alone; a factor may be given, too."""
-    weights, lies = np.array([1.0, 1.0, 6.0, 8.0]), np.array([False, False, True, False])
-    changes = np.where(lies[:, None], CHANGES, 0.0)
-    lied = forged_changes("backdoor", "auto", changes, weights, lies)
-    np.testing.assert_allclose(weights[lies] @ lied / weights.sum(), CHANGES[2], rtol=1e-15)
-    np.testing.assert_array_equal(forged("backdoor", 2.0), 2 * CHANGES[LIES])
+    weights, malicious = np.array([1.0, 1.0, 6.0, 8.0]), np.array([False, False, True, False])
+    changes = np.where(malicious[:, None], CHANGES, 0.0)
+    forged_values = forged_changes("backdoor", "auto", changes, weights, malicious)
+    np.testing.assert_allclose(weights[malicious] @ forged_values / weights.sum(), CHANGES[2], rtol=1e-15)
+    np.testing.assert_array_equal(forged("backdoor", 2.0), 2 * CHANGES[MALICIOUS])
 
 
 def test_several_malicious_nodes_replace_it_together() -> None:
-    changes = np.where(LIES[:, None], CHANGES, 0.0)
-    lied = forged_changes("backdoor", "auto", changes, WEIGHTS, LIES)
-    np.testing.assert_array_equal(WEIGHTS[LIES] @ lied / WEIGHTS.sum(), WEIGHTS[LIES] @ CHANGES[LIES] / 4)
+    changes = np.where(MALICIOUS[:, None], CHANGES, 0.0)
+    forged_values = forged_changes("backdoor", "auto", changes, WEIGHTS, MALICIOUS)
+    np.testing.assert_array_equal(
+        WEIGHTS[MALICIOUS] @ forged_values / WEIGHTS.sum(), WEIGHTS[MALICIOUS] @ CHANGES[MALICIOUS] / 4
+    )
 
 
 def test_an_attack_on_data_forges_nothing() -> None:

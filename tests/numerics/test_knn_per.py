@@ -12,8 +12,8 @@ from members import SIZE, full_batch_client, initial_arrays, upload_after
 from clients.fedavg import FedAvgClient
 from clients.knn_per import KNNPerClient
 from clients.novel.answers import assess
+from hyperfl_flwr.contract.folders import exact, last_checkpoint, metrics
 from hyperfl_flwr.core.errors import RunDirectoryError
-from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics
 from hyperfl_flwr.metrics.evaluation import evaluate
 from hyperfl_flwr.protocol.queries import CORRECT, QuerySpec
 from hyperfl_flwr.results.export import model_of_run

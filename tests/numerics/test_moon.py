@@ -22,7 +22,7 @@ from torch.nn import functional
 from clients.fedala import FedALAClient
 from clients.fedavg import FedAvgClient
 from clients.moon import MoonClient, contrast
-from hyperfl_flwr.launch.contract.folders import current_private, exact, last_checkpoint, metrics
+from hyperfl_flwr.contract.folders import current_private, exact, last_checkpoint, metrics
 
 TARGET = "own_networks:with_batchnorm"
 

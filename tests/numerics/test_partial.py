@@ -20,8 +20,8 @@ from hyperfl_flwr.audit.audit import audit
 from hyperfl_flwr.audit.make_round import make_attacked_round
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.audit.record_round import record_round
+from hyperfl_flwr.contract.folders import exact, last_checkpoint, private_arrays
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, private_arrays
 from hyperfl_flwr.models.groups import Entries, groups_of, initial_groups, normalisation_names
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.protocol.messages import Reduction

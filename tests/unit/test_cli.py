@@ -12,10 +12,10 @@ from federations import Call
 from hyperfl_flwr import __version__
 from hyperfl_flwr.cli.groups import SUBJECTS
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.folders import last_checkpoint
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.registry import DATASETS
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import last_checkpoint
 from hyperfl_flwr.launch.settings import without_effect
 from hyperfl_flwr.methods import METHODS
 

@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import load_federated_data
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
-from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.metrics.evaluation import evaluate
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics, settings_of

@@ -8,8 +8,8 @@ import pytest
 
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.contract.base import Federate
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.launch.estimate import Asked, busy_seconds, estimate
 from hyperfl_flwr.launch.planning import plan
 from hyperfl_flwr.launch.plans import IN_PROCESS

@@ -14,10 +14,10 @@ from PIL import Image
 from torchvision.models import mobilenet_v2
 from torchvision.transforms._presets import ImageClassification
 
+from hyperfl_flwr.contract.base import Federate
 from hyperfl_flwr.data.features import parts
 from hyperfl_flwr.data.features.images import prepared
 from hyperfl_flwr.data.registry import load_dataset
-from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.models.pretrained import features as networks
 
 

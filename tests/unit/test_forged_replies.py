@@ -267,7 +267,7 @@ def test_evaluations_are_not_forged() -> None:
 
 
 def test_malicious_nodes_that_fail_say_nothing() -> None:
-    """A missing reply and one without a finished client are passed on; the other malicious node lies alone."""
+    """A missing reply and one without a finished client are passed on; the other malicious node acts alone."""
     step = Step(3, attack="sign-flip", nodes="0,1")
     failures = [Failure(client=client, reason="broken") for client in step.requests[0].clients]
     nothing = RecordDict(

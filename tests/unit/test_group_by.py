@@ -12,6 +12,7 @@ from clients.novel.labelled import labelled_data, labelled_dataset
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.contract.base import Federate
 from hyperfl_flwr.core.errors import ConfigError, DataError, RefusalError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.dataset import IntArray
@@ -20,7 +21,6 @@ from hyperfl_flwr.data.grouped_split import split_groups
 from hyperfl_flwr.data.partition.assign import TOO_FEW
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.data.sample_format import SampleFormat
-from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.models.model_spec import TargetRecipe
 
 PATIENTS = 12

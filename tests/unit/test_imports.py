@@ -84,7 +84,7 @@ def test_the_process_that_follows_a_run_has_not_imported_what_trains(tmp_path: P
 
 TRAINING = """
 import sys
-from hyperfl_flwr.launch.contract.grids import plain_grid
+from hyperfl_flwr.contract.grids import plain_grid
 from federations import small_settings
 from hyperfl_flwr.app import server as server_app
 from hyperfl_flwr.config.run_config import RunConfig

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from hyperfl_flwr.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.contract.folders import metrics, outcome
 from hyperfl_flwr.core.errors import RunDirectoryError
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
-from hyperfl_flwr.launch.contract.folders import metrics, outcome
 from hyperfl_flwr.results.report import write_report
 from hyperfl_flwr.runs import listed_clients
 from hyperfl_flwr.runs.listed_clients import clients_per_node, known_sizes, label_rows, labels_entry, nodes_entry

@@ -11,9 +11,9 @@ from clients.engine import adapter
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.node import NodeApp
 from hyperfl_flwr.config.node_config import NodeConfig
+from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.core.errors import ConfigError, DataError, RefusalError, for_others
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.protocol.messages import ARRAYS, CONFIG, HELLO, PROPERTIES, Request, record_of
 from hyperfl_flwr.protocol.packing import pack_arrays
 from hyperfl_flwr.protocol.queries import PROBLEM

@@ -18,13 +18,13 @@ from hyperfl_flwr.app import round_line as round_line_module
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.round_line import round_line
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.deploy.owner_page import ClientPart
 from hyperfl_flwr.flower.log import FLOWER_LOGGER
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.node.evaluations import FILE, MOST, Evaluation, Evaluations
 from hyperfl_flwr.node.private_state import client_folders
 from hyperfl_flwr.protocol.messages import CLIENTS, CONFIG, Failure, Report, Request

@@ -10,11 +10,11 @@ import pytest
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings, resumable_changes
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.folders import last_checkpoint
+from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.core.errors import HyperFLError, RunDirectoryError, RunFailedError, StateError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import last_checkpoint
-from hyperfl_flwr.launch.contract.grids import Settings
 from hyperfl_flwr.launch.follow import RunCallbacks, with_resume_hint
 from hyperfl_flwr.launch.plans import Plan
 from hyperfl_flwr.runs.resume import begun_rounds, refuse_changes, resume_round

@@ -12,9 +12,9 @@ from hyperfl_flwr.app.robust_reductions import check_enough_nodes
 from hyperfl_flwr.audit.make_round import make_attacked_round
 from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import NUM_CLIENTS
+from hyperfl_flwr.contract.grids import Settings, plain_grid
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS
-from hyperfl_flwr.launch.contract.grids import Settings, plain_grid
 from hyperfl_flwr.launch.planning import plan, plan_deployed
 from hyperfl_flwr.launch.plans import IN_PROCESS
 

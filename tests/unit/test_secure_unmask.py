@@ -65,7 +65,7 @@ def test_the_answers_open_the_sum_and_nothing_else(step: tuple[list[SecureNode],
     assert data == header.to_bytes()
 
 
-LIES: dict[str, tuple[Callable[[Header, Uploads], tuple[Header, Uploads, dict[str, Any]]], str]] = {
+FALSE_MESSAGES: dict[str, tuple[Callable[[Header, Uploads], tuple[Header, Uploads, dict[str, Any]]], str]] = {
     "too few": (lambda h, u: (h, without(u, 2, 3), {}), "the sum of 3 nodes must not be opened, the threshold is 4"),
     "without this node": (lambda h, u: (h, without(u, 0), {}), "the question leaves out this node's upload"),
     "another upload": (lambda h, u: (h, {**u, 0: replace(u[0], id=bytes(16))}, {}), "that it has not sent"),
@@ -82,11 +82,11 @@ def ids(uploads: Uploads) -> dict[int, bytes]:
     return {number: upload.id for number, upload in uploads.items()}
 
 
-@pytest.mark.parametrize("name", LIES)
+@pytest.mark.parametrize("name", FALSE_MESSAGES)
 def test_a_lying_question_is_refused(step: tuple[list[SecureNode], Header, Uploads], name: str) -> None:
     """And the true one is answered after it: a refused question is not the one answer of the step."""
     nodes, header, uploads = step
-    change, reason = LIES[name]
+    change, reason = FALSE_MESSAGES[name]
     other, told, changes = change(header, uploads)
     with pytest.raises(RefusalError, match=reason):
         released(nodes[0], question_for(other, nodes[0], told, **changes))

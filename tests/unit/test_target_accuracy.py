@@ -9,8 +9,8 @@ from html_pages import Page
 
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.contract.base import Federate
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.launch.contract.base import Federate
 from hyperfl_flwr.launch.progress import ShownProgress
 from hyperfl_flwr.results.report import write_report
 from hyperfl_flwr.runs.summary import summarise

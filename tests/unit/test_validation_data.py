@@ -10,10 +10,10 @@ import torch
 from federations import small_settings
 
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.folders import last_checkpoint
 from hyperfl_flwr.core.errors import ConfigError, DataError
 from hyperfl_flwr.data.federated_data import load_federated_data, load_local_data
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.folders import last_checkpoint
 from hyperfl_flwr.metrics.evaluation import evaluate
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.results.report import write_report

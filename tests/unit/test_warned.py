@@ -9,9 +9,9 @@ import pytest
 from flwr.app import Message, MessageType, RecordDict
 
 from hyperfl_flwr.app.client import app
+from hyperfl_flwr.contract.base import Federate
+from hyperfl_flwr.contract.grids import round_of
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.launch.contract.base import Federate
-from hyperfl_flwr.launch.contract.grids import round_of
 from hyperfl_flwr.protocol.messages import CLIENTS, Failure, Report, Request
 from hyperfl_flwr.results.compare import compare
 from hyperfl_flwr.results.report import write_report

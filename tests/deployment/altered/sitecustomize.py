@@ -1,8 +1,8 @@
 """Alter the Python that is installed on a node, as its owner could, so that training waits and replies are false.
 
 With this folder in PYTHONPATH, Python imports this file before a program begins. In client apps, training then waits in
-its first batch while its round is later than the number in the file that MAY_TRAIN names. If LIES names a file, each of
-its lines alters one reply before it is sent.
+its first batch while its round is later than the number in the file that MAY_TRAIN names. If FALSE_REPLIES names a
+file, each of its lines alters one reply before it is sent.
 """
 
 import os
@@ -18,7 +18,7 @@ if Path(sys.argv[0]).name == "flwr-clientapp" or sys.argv[1:3] == ["deploy", "wo
     from torch.nn import functional
 
     MAY_TRAIN = Path(os.environ["MAY_TRAIN"])
-    LIES = {
+    FALSE_REPLIES = {
         "norm": lambda value: value * 0 + value.dtype.type(1e6),
         "nan": lambda value: value * value.dtype.type("nan"),
         "shape": lambda value: value.ravel(),
@@ -32,24 +32,24 @@ if Path(sys.argv[0]).name == "flwr-clientapp" or sys.argv[1:3] == ["deploy", "wo
             time.sleep(0.1)
         return compared(*args, **settings)
 
-    def lying(self: ClientApp, message: Message, context: Context) -> Message:
-        """Answer a message; alter a training reply by the next lie."""
+    def answer(self: ClientApp, message: Message, context: Context) -> Message:
+        """Answer a message; alter a training reply as the next line of the file names."""
         trains = message.metadata.message_type == "train"
         in_training[0] = message.content["config"]["round"] if trains else 0
         reply = answered(self, message, context)
-        file = Path(os.environ.get("LIES", "/nonexistent"))
-        lies = file.read_text().split() if file.exists() else []
-        if lies and trains and reply.has_content():
-            file.write_text("\n".join(lies[1:]))
+        file = Path(os.environ.get("FALSE_REPLIES", "/nonexistent"))
+        left = file.read_text().split() if file.exists() else []
+        if left and trains and reply.has_content():
+            file.write_text("\n".join(left[1:]))
             packing = sys.modules["hyperfl_flwr.protocol.packing"]  # the app's own
             arrays = reply.content["arrays"]
-            if lies[0] in LIES:
-                changed = {key: LIES[lies[0]](value) for key, value in packing.unpack_arrays(arrays).items()}
+            if left[0] in FALSE_REPLIES:
+                changed = {key: FALSE_REPLIES[left[0]](value) for key, value in packing.unpack_arrays(arrays).items()}
                 reply.content["arrays"] = packing.pack_arrays(changed)
-            elif lies[0] == "large":
+            elif left[0] == "large":
                 noise = {"noise": random.default_rng(0).standard_normal(25_000_000)}
                 reply.content["more"] = packing.pack_arrays(noise)
         return reply
 
-    ClientApp.__call__ = lying
+    ClientApp.__call__ = answer
     functional.cross_entropy = waiting

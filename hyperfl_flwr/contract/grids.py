@@ -8,9 +8,9 @@ from pathlib import Path
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 
 from hyperfl_flwr.app.client import app
+from hyperfl_flwr.contract.folders import files_below
+from hyperfl_flwr.contract.leaks import sent_bytes
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.launch.contract.folders import files_below
-from hyperfl_flwr.launch.contract.leaks import sent_bytes
 from hyperfl_flwr.protocol.messages import CONFIG, Request, record_of
 from hyperfl_flwr.protocol.packing import unpack_arrays
 from hyperfl_flwr.server.in_process_grid import InProcessGrid

@@ -8,8 +8,8 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from clients.engine.base import BaseClient
+from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.core.errors import HyperFLError
-from hyperfl_flwr.launch.contract.grids import Settings
 
 NUM_CLIENTS = 5
 SMALL: Settings = {

@@ -13,7 +13,13 @@ from typing import Protocol
 from experiments.collect import collect
 from experiments.figures.curves import draw
 from experiments.number_formats import Format, in_percent
-from experiments.page_numbers import (
+from experiments.paired import pair
+from experiments.records import Records, find_records, read_records, restore, stale_cells
+from experiments.study import Place, Study, load_study
+from hyperfl_flwr.core.plurals import counted
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.results.differences import Difference
+from scripts.page_numbers import (
     NOT_RUN,
     OUT_OF_DATE,
     fewer_seeds,
@@ -23,12 +29,6 @@ from experiments.page_numbers import (
     source_of,
     value_of,
 )
-from experiments.paired import pair
-from experiments.records import Records, find_records, read_records, restore, stale_cells
-from experiments.study import Place, Study, load_study
-from hyperfl_flwr.core.plurals import counted
-from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.results.differences import Difference
 
 TITLE_WIDTH = 80
 """Number of characters in a line of a figure's title."""

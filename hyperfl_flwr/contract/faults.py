@@ -10,10 +10,10 @@ from flwr.app import Message
 from clients.engine.base import BaseClient
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import client_of
+from hyperfl_flwr.contract.base import NUM_CLIENTS, Federate, replaced, require
+from hyperfl_flwr.contract.folders import last_checkpoint, metrics, outcome
+from hyperfl_flwr.contract.grids import KilledError, KilledGrid, Settings
 from hyperfl_flwr.core.user_code import UserCode, is_user_code
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate, replaced, require
-from hyperfl_flwr.launch.contract.folders import last_checkpoint, metrics, outcome
-from hyperfl_flwr.launch.contract.grids import KilledError, KilledGrid, Settings
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 from hyperfl_flwr.server.in_process_grid import InProcessGrid

@@ -7,10 +7,10 @@ import numpy as np
 
 from clients.engine.base import BaseClient
 from hyperfl_flwr.app.methods import client_of
-from hyperfl_flwr.launch.contract.base import Federate, replaced, require
-from hyperfl_flwr.launch.contract.folders import files_below, last_checkpoint, private_arrays
-from hyperfl_flwr.launch.contract.grids import RecordingGrid, Settings
-from hyperfl_flwr.launch.contract.leaks import WINDOW, common_window, leaks, occurs
+from hyperfl_flwr.contract.base import Federate, replaced, require
+from hyperfl_flwr.contract.folders import files_below, last_checkpoint, private_arrays
+from hyperfl_flwr.contract.grids import RecordingGrid, Settings
+from hyperfl_flwr.contract.leaks import WINDOW, common_window, leaks, occurs
 from hyperfl_flwr.protocol.messages import group_of
 from hyperfl_flwr.runs.checkpoint import SERVER
 from hyperfl_flwr.runs.run_directory import read_metrics

@@ -15,18 +15,11 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import with_defaults
-from hyperfl_flwr.core.errors import ConfigError, HyperFLError, RunFailedError
-from hyperfl_flwr.core.package_finder import where
-from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.settings import declared
-from hyperfl_flwr.core.similar_names import nearest
-from hyperfl_flwr.core.user_code import form_hint
-from hyperfl_flwr.flower.log import FLOWER_LOGGER
-from hyperfl_flwr.launch.contract.base import SMALL, ContractError, Federate, MakeGrid, require
-from hyperfl_flwr.launch.contract.faults import check_failing_client, check_processes, check_resume
-from hyperfl_flwr.launch.contract.grids import plain_grid
-from hyperfl_flwr.launch.contract.privacy import check_privacy
-from hyperfl_flwr.launch.contract.results import (
+from hyperfl_flwr.contract.base import SMALL, ContractError, Federate, MakeGrid, require
+from hyperfl_flwr.contract.faults import check_failing_client, check_processes, check_resume
+from hyperfl_flwr.contract.grids import plain_grid
+from hyperfl_flwr.contract.privacy import check_privacy
+from hyperfl_flwr.contract.results import (
     check_repeatable,
     check_repeated_messages,
     check_results,
@@ -34,6 +27,13 @@ from hyperfl_flwr.launch.contract.results import (
     check_seed,
     check_uploads,
 )
+from hyperfl_flwr.core.errors import ConfigError, HyperFLError, RunFailedError
+from hyperfl_flwr.core.package_finder import where
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.settings import declared
+from hyperfl_flwr.core.similar_names import nearest
+from hyperfl_flwr.core.user_code import form_hint
+from hyperfl_flwr.flower.log import FLOWER_LOGGER
 from hyperfl_flwr.launch.findings import Finding, error, ok, warning
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.provenance import find_sources

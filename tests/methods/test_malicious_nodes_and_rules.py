@@ -1,4 +1,4 @@
-"""Malicious nodes and robust rules together: a rule sees the lies as nodes, and names the malicious nodes."""
+"""Malicious nodes and robust rules together: a rule sees false updates as of nodes, and names the malicious nodes."""
 
 import json
 from collections.abc import Callable
@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from federations import small_settings, trained
 
+from hyperfl_flwr.contract.base import NUM_CLIENTS, Federate
+from hyperfl_flwr.contract.folders import exact, last_checkpoint, metrics, outcome
+from hyperfl_flwr.contract.grids import PermutedGrid, Settings
 from hyperfl_flwr.core.errors import RunFailedError
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate
-from hyperfl_flwr.launch.contract.folders import exact, last_checkpoint, metrics, outcome
-from hyperfl_flwr.launch.contract.grids import PermutedGrid, Settings
 from hyperfl_flwr.results.report import write_report
 from hyperfl_flwr.runs.observation import load_observation, observation_path
 
 ATTACK, NODES, SCALE, RULE = "adversary.attack", "adversary.nodes", "adversary.scale", "robust.reduction"
 
-LIAR = 1
+MALICIOUS = 1
 
 LEARNING: Settings = {
     "target": "mlp", "local-epochs": 2, "num-rounds": 2, "learning-rate": 0.1,
@@ -31,12 +31,14 @@ Learnt = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory: pytest.TempPathFactory) -> Learnt:
-    """Return a function that runs fedavg on five nodes of which one lies, once for each attack and rule."""
+    """Return a function that runs fedavg on five nodes of which one is malicious, once for each attack and rule."""
 
     @cache
     def run(attack: str, rule: str = "mean", scale: float | str = "auto") -> Path:
         settings = small_settings(method="fedavg", output=str(tmp_path_factory.mktemp("learnt") / "run"), **LEARNING)
-        return trained(settings | {ATTACK: attack, NODES: str(LIAR), SCALE: scale, RULE: rule}, num_nodes=NUM_CLIENTS)
+        return trained(
+            settings | {ATTACK: attack, NODES: str(MALICIOUS), SCALE: scale, RULE: rule}, num_nodes=NUM_CLIENTS
+        )
 
     return run
 
@@ -65,23 +67,23 @@ def test_the_malicious_node_is_named(rule: str, learnt: Learnt) -> None:
     run = learnt("sign-flip", rule, 4.0)
     shares = json.loads((run / "summary.json").read_text())["node_shares"]
     assert sorted(shares) == list("01234")
-    assert shares[str(LIAR)] == min(shares.values()) < 0.5
+    assert shares[str(MALICIOUS)] == min(shares.values()) < 0.5
     page = write_report(run).read_text()
-    assert f"Malicious nodes</dt><dd>{LIAR} (sign-flip); all numbers are of the other nodes" in page
+    assert f"Malicious nodes</dt><dd>{MALICIOUS} (sign-flip); all numbers are of the other nodes" in page
 
 
 @pytest.mark.parametrize("rule", ["mean", "median"])
-def test_an_audit_changes_no_lie(rule: str, federate: Federate) -> None:
+def test_an_audit_changes_no_false_update(rule: str, federate: Federate) -> None:
     """Audited clients answer in messages of their own, but a node of several clients is one of them, bit by bit."""
-    lies: dict[str, Any] = {ATTACK: "alie", NODES: "0,1" if rule == "mean" else "0", SCALE: 3.0, RULE: rule}
+    attack: dict[str, Any] = {ATTACK: "alie", NODES: "0,1" if rule == "mean" else "0", SCALE: 3.0, RULE: rule}
     plain, audited = (
-        federate("fedavg", 3, num_rounds=1, **lies, **{"audit.clients": audit, "audit.rounds": "1"})
+        federate("fedavg", 3, num_rounds=1, **attack, **{"audit.clients": audit, "audit.rounds": "1"})
         for audit in ("", "0,1")
     )
     assert exact(last_checkpoint(plain)[0]) == exact(last_checkpoint(audited)[0])
     honest = federate("fedavg", 3, num_rounds=1, **{"audit.clients": "0", "audit.rounds": "1"})
-    lie, truth = (load_observation(observation_path(run, 1, 0)).reply for run in (audited, honest))
-    assert exact(lie) != exact(truth)
+    false, true = (load_observation(observation_path(run, 1, 0)).reply for run in (audited, honest))
+    assert exact(false) != exact(true)
 
 
 def test_neither_the_order_of_nodes_nor_a_resumption_has_an_effect(federate: Federate) -> None:
@@ -95,12 +97,12 @@ def test_neither_the_order_of_nodes_nor_a_resumption_has_an_effect(federate: Fed
 
 
 def test_malicious_nodes_that_are_refused_count_as_missing(federate: Federate) -> None:
-    """Krum of five nodes needs all: one whose lie is refused stops every round, where the median goes on."""
-    lies: dict[str, Any] = {ATTACK: "sign-flip", NODES: str(LIAR), SCALE: 1e300, "num_rounds": 1}
+    """Krum of five nodes needs all: one whose update is refused stops every round, where the median goes on."""
+    attack: dict[str, Any] = {ATTACK: "sign-flip", NODES: str(MALICIOUS), SCALE: 1e300, "num_rounds": 1}
     with pytest.raises(RunFailedError, match=r"every client failed: node 1: .* is not finite"):
-        federate("fedavg", NUM_CLIENTS, **lies, **{RULE: "krum", "failure_budget": 1.0})
-    run = federate("fedavg", NUM_CLIENTS, **lies, **{RULE: "median"})
-    assert [row["failed"] for row in metrics(run) if row["kind"] == "train"] == [[LIAR]]
+        federate("fedavg", NUM_CLIENTS, **attack, **{RULE: "krum", "failure_budget": 1.0})
+    run = federate("fedavg", NUM_CLIENTS, **attack, **{RULE: "median"})
+    assert [row["failed"] for row in metrics(run) if row["kind"] == "train"] == [[MALICIOUS]]
 
 
 @pytest.mark.parametrize(("nodes", "warned"), [("1", False), ("1,3", True)])

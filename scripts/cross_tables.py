@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.number_formats import Format, short
-from experiments.page_numbers import NOT_RUN, OUT_OF_DATE, source_of, value_of
 from experiments.records import Records, find_records, read_records, stale_cells
 from experiments.study import Place, Study, load_study
+from scripts.page_numbers import NOT_RUN, OUT_OF_DATE, source_of, value_of
 
 
 @dataclass(frozen=True, kw_only=True)

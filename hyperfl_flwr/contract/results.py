@@ -7,10 +7,10 @@ from typing import get_args
 
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.contract.base import NUM_CLIENTS, Federate, require
+from hyperfl_flwr.contract.folders import last_checkpoint, outcome, private_arrays
+from hyperfl_flwr.contract.grids import PermutedGrid, RecordingGrid, RepeatingGrid, Settings
 from hyperfl_flwr.core.method import Part
-from hyperfl_flwr.launch.contract.base import NUM_CLIENTS, Federate, require
-from hyperfl_flwr.launch.contract.folders import last_checkpoint, outcome, private_arrays
-from hyperfl_flwr.launch.contract.grids import PermutedGrid, RecordingGrid, RepeatingGrid, Settings
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.runs.run_directory import read_metrics, settings_of
