@@ -117,6 +117,11 @@ def megabytes(size: float) -> str:
     return f"{size / 1e6:.3f} MB"
 
 
+def sentence(text: str) -> str:
+    """Return a warning of the log, which follows a name or a colon there, as a sentence of its own."""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
 @functools.cache
 def _environment() -> Environment:
     environment = Environment(
@@ -128,7 +133,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"counted": counted, "percent": percent, "megabytes": megabytes, "plain": plain}
+    filters = {"counted": counted, "megabytes": megabytes, "percent": percent, "plain": plain, "sentence": sentence}
+    environment.filters |= filters
     return environment
 
 
