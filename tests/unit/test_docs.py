@@ -135,6 +135,16 @@ def test_the_picture_of_the_home_page_is_part_of_it(site: Path) -> None:
         assert word in picture
 
 
+def test_no_line_of_a_page_ends_inside_a_number_or_an_option(site: Path) -> None:
+    """Spaces of numbers do not break, and options in inline code are whole; blocks of code are as they were written."""
+    text = (site / "results" / "hyperfl.html").read_text()
+    assert re.search(r"\d\xa0±\xa0\d", text)
+    assert re.search(r"\d\xa0%", text)
+    assert not re.search(r"\d\s(?=[±%])(?<!\xa0)", re.sub(r"<(head|pre)\b.*?</\1>", "", text, flags=re.DOTALL))
+    assert '<span class="whole">--columns</span> fashion-mnist-20' in text
+    assert 'class="whole"' not in "".join(re.findall(r"<pre\b.*?</pre>", text, re.DOTALL))
+
+
 @pytest.fixture(scope="module")
 def generator() -> ModuleType:
     """Import the script that writes the generated pages."""
