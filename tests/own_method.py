@@ -137,4 +137,6 @@ TWICE = replace(CLIPPED, settings=(ClippedConfig, type("Other", (ClippedConfig,)
 NO_TUPLE = replace(CLIPPED, settings=ClippedConfig)  # type: ignore[arg-type]
 NO_CLIENT_PATH = replace(CLIPPED, client=5)  # type: ignore[arg-type]
 NO_UPLOADS = replace(CLIPPED, uploads=("model",))  # type: ignore[arg-type]
+NO_PART = replace(CLIPPED, uploads=(Upload(part="modell", form="values"),))  # type: ignore[arg-type]
+NO_FORM = replace(CLIPPED, uploads=(Upload(part="model", form=5),))  # type: ignore[arg-type]
 NO_FUNCTION = replace(CLIPPED, weight_epsilon=5)  # type: ignore[arg-type]

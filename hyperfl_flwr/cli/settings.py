@@ -33,7 +33,8 @@ def list_settings(
     ] = "",
 ) -> None:
     """List the settings with their defaults, possible values and meanings."""
-    from hyperfl_flwr.config.table import all_settings, topics
+    from hyperfl_flwr.config.run_config import RunConfig
+    from hyperfl_flwr.config.table import all_settings, topics, with_defaults
     from hyperfl_flwr.core.settings import declared
     from hyperfl_flwr.core.similar_names import nearest
     from hyperfl_flwr.core.user_code import UserCode, is_user_code
@@ -41,6 +42,7 @@ def list_settings(
 
     if is_user_code(word):
         UserCode("method", word).find_new()
+        RunConfig.from_flat(with_defaults({"method": word}))  # refuses what a run would refuse
         found = [(topic, list(declared(topic))) for topic in METHODS[word].settings]
         if not found:
             out.print(f"{word} has no settings of its own.", markup=False)

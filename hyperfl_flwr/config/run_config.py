@@ -257,8 +257,8 @@ def has_private_classifier(method: str) -> bool:
 def _with_methods(base: type[RunConfig], sections: Sequence[type[Section]]) -> type[RunConfig]:
     """Return the class extended by a field for each section of methods."""
     fields: dict[str, Any] = {kind.key.replace("-", "_"): (kind, ...) for kind in sections}
-    if taken := [name for name in fields if name in base.model_fields or hasattr(base, name)]:
-        raise ConfigError(f"a method's settings must not have the key {taken[0].replace('_', '-')}, which is taken")
+    if taken := [key.replace("_", "-") for key in fields if key in base.model_fields or hasattr(base, key)]:
+        raise ConfigError(f"a method's settings must not have the key {taken[0]}, which is taken; choose another key")
     return create_model("RunConfig", __base__=base, __module__=__name__, **fields)
 
 

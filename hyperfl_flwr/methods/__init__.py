@@ -10,9 +10,11 @@ import pkgutil
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import get_args
 
-from hyperfl_flwr.core.method import Method, Upload
+from hyperfl_flwr.core.method import Form, Method, Part, Upload
 from hyperfl_flwr.core.settings import Section, declared
+from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.core.user_code import UserCode, is_user_code
 
 _KEY = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -80,6 +82,8 @@ def _own(name: str) -> Method:
     for field, (fits, wanted) in _FIELDS.items():
         if not fits(getattr(found, field)):
             raise code.problem(f"{field} must be {wanted}, got {getattr(found, field)!r}; correct it in {attribute}")
+    for upload in found.uploads:
+        _check_upload(code, upload)
     for section in found.settings:
         _check_section(code, section)
     if twice := [key for key, count in Counter(section.key for section in found.settings).items() if count > 1]:
@@ -113,6 +117,14 @@ _FIELDS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "weight_epsilon": (lambda value: value is None or callable(value), "None or a function of the settings"),
 }
 """What the fields of a declaration must be: field -> (test, description)."""
+
+
+def _check_upload(code: UserCode, upload: Upload) -> None:
+    """Refuse an upload that no attack can match on."""
+    for field, known in (("part", get_args(Part)), ("form", get_args(Form))):
+        if (given := getattr(upload, field)) not in known:
+            meant = nearest(given, known) if isinstance(given, str) else ""
+            raise code.problem(f"{field} of an Upload must be one of {', '.join(known)}, got {given!r}{meant}")
 
 
 def _check_section(code: UserCode, section: type[Section]) -> None:

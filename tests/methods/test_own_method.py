@@ -87,7 +87,7 @@ BAD = {
     "WRONG_CLASS": r"must be a clients.engine.base.BaseClient, got <class",
     "NO_RATE": r"learning_rate must be a number above 0, got 0.0",
     "TAKEN_KEY": r"the key fedprox of OtherFedProx is that of a built-in method's settings",
-    "SHADOWING_KEY": r"must not have the key seed, which is taken",
+    "SHADOWING_KEY": r"must not have the key seed, which is taken; choose another key",
     "FORGED_KEY": r"the key of Keyed must be lower-case letters, digits and hyphens",
     "UNDECLARED": r"Undeclared declares norm without `setting\(default, meaning\)`",
     "LISTED": r"the default of listed.norms must be a finite number, a text or a truth value",
@@ -97,6 +97,8 @@ BAD = {
     "NO_TUPLE": r"settings must be a tuple of subclasses of hyperfl_flwr.core.settings.Section",
     "NO_CLIENT_PATH": r"client must be a text, got 5",
     "NO_UPLOADS": r"uploads must be a tuple of Upload, got \('model',\)",
+    "NO_PART": r"part of an Upload must be one of model, .*, got 'modell'; did you mean model\?",
+    "NO_FORM": r"form of an Upload must be one of values, increase, decrease, gradient, got 5",
     "NO_FUNCTION": r"weight_epsilon must be None or a function of the settings, got 5",
 }
 
@@ -113,6 +115,13 @@ def test_a_wrong_declaration_is_refused_with_the_reason(name: str, call: Call) -
     assert name == "SHADOWING_KEY" or f"error: method = mine:{name}: " in err
     assert "Traceback" not in err
     assert not Path("runs").exists()
+
+
+def test_settings_that_no_run_takes_are_not_listed(call: Call) -> None:
+    Path("mine.py").write_text(SOURCE.read_text().replace("own_method:", "mine:"))
+    code, out, err = call("settings", "mine:SHADOWING_KEY")
+    assert (code, out) == (2, "")
+    assert "must not have the key seed, which is taken; choose another key" in " ".join(err.split())
 
 
 @pytest.mark.parametrize(
