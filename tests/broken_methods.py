@@ -2,18 +2,21 @@
 
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
-from own_method import CLIPPED, PRIVATE_HEAD
+from own_method import CLIPPED, PRIVATE_HEAD, ClippedStrategy
 from torch import Tensor
 
 from clients.fedavg import FedAvgClient
 from clients.fedrep import FedRepClient
+from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.core.method import Upload
+from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from strategies.fedavg import FedAvg
 
@@ -164,6 +167,77 @@ class Telling(FedRepClient):
         return found
 
 
+class Mistaken(FedAvg):
+    """Returns from `advance` what `RETURNED` makes of the means."""
+
+    def advance(self, means: SharedArrays) -> SharedArrays:
+        """Return it."""
+        returned: SharedArrays = RETURNED[self.context.config.seed](dict(means))
+        return returned
+
+
+RETURNED: Sequence[Callable[[SharedArrays], Any]] = (
+    lambda means: None,
+    lambda means: {key: value for key, value in means.items() if key != "model/classifier.bias"},
+    lambda means: means | {"model/classifier.bais": means["model/classifier.bias"]},
+    lambda means: {key: value.astype(np.float64) for key, value in means.items()},
+    lambda means: {key: value.ravel() for key, value in means.items()},
+)
+
+
+class Misnaming(FedAvgClient):
+    """Names a private group that it does not build."""
+
+    private = ("haed",)
+
+
+class OneName(FedAvgClient):
+    """Has a text in the place of a tuple."""
+
+    private = "head"  # type: ignore[assignment]
+
+
+class NothingReturned(FedAvgClient):
+    """Forgets to return the metrics."""
+
+    def train(self, rng: np.random.Generator) -> dict[str, float]:
+        """Train as FedAvg's client does."""
+        super().train(rng)
+        return None  # type: ignore[return-value]
+
+
+class Scalars(FedAvgClient):
+    """Reports scalars of NumPy and torch."""
+
+    def train(self, rng: np.random.Generator) -> dict[str, float]:
+        """Train as FedAvg's client does."""
+        return {**super().train(rng), "of-torch": torch.tensor(2.0), "of-numpy": np.float32(0.5)}  # type: ignore[dict-item]
+
+
+class Vectors(FedAvgClient):
+    """Reports a vector."""
+
+    def train(self, rng: np.random.Generator) -> dict[str, float]:
+        """Train as FedAvg's client does."""
+        return {**super().train(rng), "norms": torch.ones(2)}  # type: ignore[dict-item]
+
+
+class UnknownSetting(ClippedStrategy):
+    """Has a number for a setting that there is not."""
+
+    @classmethod
+    def automatic(cls, config: RunConfig) -> Mapping[str, Scalar]:
+        """Return a misspelt key."""
+        return {"clipped.server-shar": 0.5}
+
+
+MISTAKEN = replace(FEDAVG, strategy="broken_methods:Mistaken")
+MISNAMING = replace(FEDAVG, client="broken_methods:Misnaming")
+ONE_NAME = replace(FEDAVG, client="broken_methods:OneName")
+NOTHING_RETURNED = replace(FEDAVG, client="broken_methods:NothingReturned")
+SCALARS = replace(FEDAVG, client="broken_methods:Scalars")
+VECTORS = replace(FEDAVG, client="broken_methods:Vectors")
+UNKNOWN_SETTING = replace(CLIPPED, strategy="broken_methods:UnknownSetting")
 LEAVING = replace(FEDAVG, client="broken_methods:Leaving")
 FAILING_CLIENT = replace(FEDAVG, client="broken_methods:FailingClient")
 FAILING_STRATEGY = replace(FEDAVG, strategy="broken_methods:FailingStrategy")

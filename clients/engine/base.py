@@ -18,6 +18,7 @@ from clients.engine.cohort_training import CohortTraining
 from clients.engine.context import ClientContext, keep_model
 from clients.engine.local_evaluation import LocalEvaluation
 from clients.engine.local_training import LocalTraining
+from clients.engine.own_mistakes import check_groups, numbers_of
 from clients.engine.protected_upload import ProtectedUpload, protected_upload
 from clients.engine.reported_metrics import ReportedMetrics
 from clients.engine.stacked_cohort import StackedCohort
@@ -84,6 +85,11 @@ class BaseClient(LocalEvaluation, ReportedMetrics, LocalTraining, ProtectedUploa
         self.context = context
         self.round, self.version = context.round + 1, INITIAL
         self.groups = self.build_groups()
+        for attribute, names in (
+            ("shared", self.active_groups(context.config)),
+            ("private", self.kept_groups(context.config)),
+        ):
+            check_groups(type(self), attribute, names, list(self.groups))
 
     def build_groups(self) -> dict[str, nn.Module]:
         """Return a module for each group; its values are ignored and may be on the meta device.
@@ -198,7 +204,7 @@ class BaseClient(LocalEvaluation, ReportedMetrics, LocalTraining, ProtectedUploa
         context = self.context
         began = time.perf_counter()
         seconds = began - begun.at if seconds is None else seconds
-        metrics: dict[str, Scalar] = {**begun.metrics, **trained}
+        metrics: dict[str, Scalar] = {**begun.metrics, **numbers_of(trained, type(self))}
         self.check_release(begun.release, metrics)
         metrics |= self.spent_steps(begun.release)
         if self.must_finish:

@@ -15,6 +15,7 @@ from hyperfl_flwr.app.robust_reductions import asked_nodes
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.data.registry import class_names
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.protocol.messages import printable
@@ -28,7 +29,21 @@ def resolved(config: RunConfig) -> RunConfig:
     """Return the settings with a number for every `auto` that affects training."""
     # The learning rate first: the strategy may derive its own settings from it.
     config = _filled(config, {"learning-rate": METHODS[config.method].learning_rate})
-    return _filled(config, strategy_of(config.method).automatic(config))
+    strategy = strategy_of(config.method)
+    return _filled(config, _automatic(strategy.automatic(config), config, f"{strategy.__name__}.automatic"))
+
+
+def _automatic(numbers: object, config: RunConfig, function: str) -> Mapping[str, Scalar]:
+    """Return what `automatic` has returned; refuse what a method of the user's own may return by mistake."""
+    if not isinstance(numbers, Mapping):
+        raise ConfigError(f"{function} must return a dictionary of settings and their numbers, got {numbers!r}")
+    known = config.flat()
+    if unknown := next((key for key in numbers if key not in known), None):
+        raise ConfigError(
+            f"{function} returns {unknown}, which is no setting{nearest(str(unknown), known)}; name settings as "
+            f"`--set` does"
+        )
+    return numbers
 
 
 def _filled(config: RunConfig, numbers: Mapping[str, Scalar]) -> RunConfig:

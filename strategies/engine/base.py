@@ -27,6 +27,7 @@ from hyperfl_flwr.runs.validation import is_over
 from hyperfl_flwr.server.exchange import Exchange, match
 from hyperfl_flwr.server.handshake import Node
 from strategies.engine import sampling
+from strategies.engine.advanced import checked
 from strategies.engine.client_privacy import applied, are_released, record
 from strategies.engine.context import ServerContext
 from strategies.engine.forged_replies import with_forgeries
@@ -237,7 +238,8 @@ class BaseStrategy(Hooks, Strategy):
         for client in self.outcome.finished:
             self.progress.versions[client] = self.progress.round
         means = applied(self.context, self._current, reduced.means)
-        advanced = self.advance(means if num_clients else {})
+        means = means if num_clients else {}
+        advanced = checked(self.advance(dict(means)), means, self._current, type(self))
         unsummed = select(self._current, self.context.reductions, lambda each: not each.is_summed)
         arrays = pack_arrays({**unsummed, **advanced}) if num_clients or advanced else None
         return arrays, weights_record(reduced.num_examples, num_clients) if num_clients else None
