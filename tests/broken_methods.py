@@ -140,6 +140,14 @@ class AllOrNothing(FedAvg):
         return means
 
 
+class NeedingMeans(FedAvg):
+    """Expects that a client has finished."""
+
+    def advance(self, means: SharedArrays) -> SharedArrays:
+        """Return the means of all arrays that were sent."""
+        return {key: means[key] for key in self.sent}
+
+
 class TooFew(FedAvg):
     """Trains one client less than the settings say."""
 
@@ -248,6 +256,7 @@ COUNTING = replace(FEDAVG, client="broken_methods:Counting")
 SEEDLESS = replace(FEDAVG, client="broken_methods:Untrained", strategy="broken_methods:Seedless")
 FORGETFUL = replace(FEDAVG, strategy="broken_methods:Forgetful")
 ALL_OR_NOTHING = replace(FEDAVG, strategy="broken_methods:AllOrNothing")
+NEEDING_MEANS = replace(FEDAVG, strategy="broken_methods:NeedingMeans")
 TOO_FEW = replace(FEDAVG, strategy="broken_methods:TooFew")
 REPORTING = replace(PRIVATE_HEAD, client="broken_methods:Reporting")
 TELLING = replace(PRIVATE_HEAD, client="broken_methods:Telling")

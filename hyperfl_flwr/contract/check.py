@@ -16,7 +16,7 @@ from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import with_defaults
 from hyperfl_flwr.contract.base import SMALL, ContractError, Federate, MakeGrid, require
-from hyperfl_flwr.contract.faults import check_failing_client, check_processes, check_resume
+from hyperfl_flwr.contract.faults import check_failures, check_processes, check_resume
 from hyperfl_flwr.contract.grids import plain_grid
 from hyperfl_flwr.contract.privacy import check_privacy
 from hyperfl_flwr.contract.results import (
@@ -78,7 +78,7 @@ CHECKS = (
         check=check_repeated_messages,
     ),
     Check(subject="client sampling", holds="clients that are not sampled keep their state", check=check_sampling),
-    Check(subject="failures", holds="a client that fails is left out, and comes back", check=check_failing_client),
+    Check(subject="failures", holds="clients that fail, one or all, are left out, and come back", check=check_failures),
     Check(subject="resume", holds="a killed run goes on in another process with the same bits", check=check_resume),
     Check(subject="processes", holds="nodes in processes of their own give the same bits", check=check_processes),
     Check(

@@ -1,6 +1,7 @@
 """Contract: failing clients are left out, and a killed run goes on as if nothing had happened."""
 
 import contextlib
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -10,9 +11,10 @@ from flwr.app import Message
 from clients.engine.base import BaseClient
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import client_of
-from hyperfl_flwr.contract.base import NUM_CLIENTS, Federate, replaced, require
+from hyperfl_flwr.contract.base import NUM_CLIENTS, ContractError, Federate, replaced, require
 from hyperfl_flwr.contract.folders import last_checkpoint, metrics, outcome
 from hyperfl_flwr.contract.grids import KilledError, KilledGrid, Settings
+from hyperfl_flwr.core.package_finder import where
 from hyperfl_flwr.core.user_code import UserCode, is_user_code
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.runs.checkpoint import Checkpoints
@@ -22,17 +24,44 @@ BROKEN = 2
 """The client that fails."""
 
 
-def check_failing_client(method: str, federate: Federate) -> None:
-    """A client that fails in round 2 is named and left out, and is trained again in round 3."""
+def check_failures(method: str, federate: Federate) -> None:
+    """One client fails in a round, and in another run all do; both runs go on."""
+    check_failing_client(method, federate)
+    check_empty_round(method, federate)
+
+
+def check_empty_round(method: str, federate: Federate) -> None:
+    """A round in which all clients fail leaves finite parameters, and the run goes on with all of them."""
+    remedy = "let the strategy's `advance` return its argument if that is empty, and leave the server's numbers"
+    try:
+        with _failing(method, range(NUM_CLIENTS)):
+            run = federate(method, num_rounds=3, failure_budget=1.0)
+    except Exception as error:
+        raise ContractError(f"a round in which all clients fail ends the run: {where(error)}", remedy) from error
+    failed = [row["failed"] for row in metrics(run) if row["kind"] == "train"]
+    require(failed == [[], list(range(NUM_CLIENTS)), []], f"all failed in round 2, recorded are {failed}", remedy)
+    for key, value in last_checkpoint(run)[0].items():
+        require(bool(np.isfinite(value).all()), f"{key} is not finite after a round in which all failed", remedy)
+
+
+@contextlib.contextmanager
+def _failing(method: str, clients: Collection[int]) -> Iterator[None]:
+    """Let clients fail in round 2."""
     client_class = client_of(method)
     fit = client_class.fit
 
     def broken(self: BaseClient, parameters: list[np.ndarray], config: dict[str, Any]) -> Any:  # noqa: ANN401 - Flower's
-        if self.context.client == BROKEN and config["round"] == 2:
+        if self.context.client in clients and config["round"] == 2:
             raise RuntimeError("the camera is broken")
         return fit(self, parameters, config)
 
     with replaced(client_class, "fit", broken):
+        yield
+
+
+def check_failing_client(method: str, federate: Federate) -> None:
+    """A client that fails in round 2 is named and left out, and is trained again in round 3."""
+    with _failing(method, (BROKEN,)):
         run = federate(method, num_rounds=3)
     failed = [row["failed"] for row in metrics(run) if row["kind"] == "train"]
     remedy = "let the strategy aggregate whichever clients have replied"

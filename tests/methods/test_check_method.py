@@ -42,6 +42,7 @@ BROKEN = {
     "SEEDLESS": ("seed", "another seed gives the same arrays"),
     "FORGETFUL": ("resume", "a run killed in round 4 and resumed differs in arrays"),
     "ALL_OR_NOTHING": ("failures", "a client is missing"),
+    "NEEDING_MEANS": ("failures", "a round in which all clients fail ends the run: KeyError: 'model/"),
     "TOO_FEW": ("client sampling", "four rounds trained [1, 1, 1, 4] clients of 5"),
     "REPORTING": ("privacy", "a private number was reported as a metric"),
     "TELLING": (

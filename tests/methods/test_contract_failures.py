@@ -13,7 +13,7 @@ from federations import REPRESENTATIVES, of_every_method, of_every_method_if_ext
 from clients.engine.base import BaseClient
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.contract.base import NUM_CLIENTS, Federate
-from hyperfl_flwr.contract.faults import check_failing_client
+from hyperfl_flwr.contract.faults import check_failures
 from hyperfl_flwr.contract.folders import last_checkpoint, metrics, outcome
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.methods import METHODS
@@ -147,8 +147,8 @@ def test_private_parameters_that_are_no_numbers_are_not_stored(
 
 
 @of_every_method_if_extended
-def test_a_client_that_fails_once_comes_back(method: str, federate: Federate) -> None:
-    check_failing_client(method, federate)
+def test_clients_that_fail_once_come_back(method: str, federate: Federate) -> None:
+    check_failures(method, federate)
 
 
 @of_representatives
