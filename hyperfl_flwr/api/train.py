@@ -159,8 +159,11 @@ def changed_settings(settings: Mapping[str, Scalar] | None = None, **named: Scal
         The settings by their keys.
 
     Raises:
-        ConfigError: If a value is not a string, a number or a boolean.
+        ConfigError: If `settings` is no mapping, or a value is not a string, a number or a boolean.
     """
+    if settings is not None and not isinstance(settings, Mapping):
+        kind = type(settings).__name__
+        raise ConfigError(f'settings must be a dictionary, such as {{"local-epochs": 1}}; got a {kind}')
     given: dict[str, Any] = {name.replace("_", "-"): value for name, value in named.items() if value is not None}
     for key in {"data-root", "output", "resume"} & given.keys():
         given[key] = str(absolute(given[key]))

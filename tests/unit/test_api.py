@@ -187,6 +187,7 @@ def test_a_clients_model_and_its_predictions(finished: Path, tmp_path: Path) -> 
 WRONG = {
     "an unknown key": ({"settings": {"num_rounds": 3}}, "num_rounds is unknown; did you mean num-rounds?"),
     "a section": ({"settings": {"data": {"partition": "iid"}}}, "the setting data must be .* a dot in their key"),
+    "a list": ({"settings": ["local-epochs=1"]}, "settings must be a dictionary, such as .*; got a list"),
     "another engine": ({"engine": "mars"}, "the engine must be auto, ray or in-process, got mars"),
     "a deployment's nodes": ({"deployment": simulation(), "num_nodes": 2}, "a deployment has its own nodes"),
     "a deployment's cluster": ({"deployment": simulation(), "ray_address": "h:1"}, "a deployment has its own nodes"),
