@@ -288,7 +288,7 @@ class UserCode:
         if manifest.get(self.entry, {}).get("sha256", "") != self.sha256:
             what = "train the network" if self.setting == "target" else "use the method"
             raise RunDirectoryError(
-                f"a resumed run must {what} that it started with, but the source of {self.name} has changed; undo the "
-                f"change, or resume from another working directory: the run's folder has the first source in "
-                f"{self.entry}/"
+                f"a resumed run must {what} that it started with, but the source of {self.name} has changed; start a "
+                f"new run with the changed source, undo the change, or resume from another working directory: the "
+                f"run's folder has the first source in {self.entry}/"
             )

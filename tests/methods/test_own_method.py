@@ -230,7 +230,8 @@ def test_the_command_line_runs_it_from_the_working_directory(call: Call) -> None
     Path("mine.py").write_text(Path("mine.py").read_text() + "\n# changed\n")
     code, _, err = call("run", "--resume", "run", "--set", "num-rounds=2")
     assert code == 2
-    assert "the source of mine:CLIPPED has changed" in " ".join(err.split())
+    expected = "the source of mine:CLIPPED has changed; start a new run with the changed source, undo the change, or"
+    assert expected in " ".join(err.split())
     Path("mine.py").unlink()
     code, out, err = call("report", "run")
     assert code == 0, err
