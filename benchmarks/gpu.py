@@ -23,8 +23,8 @@ from benchmarks.cohort import TOGETHER, cohort_round
 from benchmarks.workload import Workload, client_round
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.arithmetic import BFLOAT16_CAPABILITY, set_arithmetic
+from hyperfl_flwr.core.packages.versions import versions
 from hyperfl_flwr.core.setting_types import Precision
-from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.launch.app_bundle import commit
 from hyperfl_flwr.launch.machine_checks import driver_version
 

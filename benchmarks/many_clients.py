@@ -24,7 +24,7 @@ from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.launch.flower_env import training_environment
+from hyperfl_flwr.launch.flower.env import training_environment
 from hyperfl_flwr.launch.follow import RunCallbacks
 from hyperfl_flwr.launch.planning import plan
 from hyperfl_flwr.launch.plans import RAY

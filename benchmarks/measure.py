@@ -13,7 +13,7 @@ from benchmarks.secure_rounds import SecureRound
 from benchmarks.secure_sums import SecureCost
 from benchmarks.transport import Step
 from benchmarks.workload import Workload
-from hyperfl_flwr.launch.flower_env import training_environment
+from hyperfl_flwr.launch.flower.env import training_environment
 
 Note = Callable[[str], None]
 """Receives one line for the user."""

@@ -86,5 +86,5 @@ def _table(corner: str, rows: Mapping[str, Values]) -> str:
 def _text(values: Values, statistic: Statistic) -> str:
     if statistic not in values:
         return ""
-    shown = f"{values[statistic]:.2f}"
+    shown = f"{values[statistic]:z.2f}"
     return f"**{shown}**" if values[statistic] > LIMITS[statistic] else shown

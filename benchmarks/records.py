@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from hyperfl_flwr.core.versions import versions
+from hyperfl_flwr.core.packages.versions import versions
 from hyperfl_flwr.runs import manifest
 
 RECORDS = Path(__file__).with_name("records")

@@ -11,6 +11,7 @@ from benchmarks.rounds import ClientRounds, FederatedRounds, Timing
 from benchmarks.secure_sums import SecureSums
 from benchmarks.transport import Step
 from benchmarks.workload import Workload
+from hyperfl_flwr.core.plurals import counted
 
 MEGABYTE, KILOBYTE = 1e6, 1e3
 
@@ -249,7 +250,8 @@ def _met(target: Target) -> str:
 
 def title(work: Workload) -> str:
     """Return the heading of a workload."""
-    return f"{'x'.join(map(str, work.shape))}, {work.train} samples, batch {work.batch_size}, {work.epochs} epoch(s)"
+    shape, epochs = "x".join(map(str, work.shape)), counted(work.epochs, "epoch")
+    return f"{shape}, {work.train} samples, batch {work.batch_size}, {epochs}"
 
 
 def _mb(value: float) -> str:

@@ -1,3 +1,3 @@
 """Studies: run many settings, and make tables and figures of the results."""
 
-import hyperfl_flwr.core.guard_all  # noqa: F401 - before what it guards
+import hyperfl_flwr.core.packages.guard_all  # noqa: F401 - before what it guards

@@ -7,8 +7,8 @@ from typing import Any
 from experiments.cell_settings import differences
 from experiments.golden import outdated
 from experiments.study import Cell
-from hyperfl_flwr.core.code_version import code_versions
 from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.packages.code_version import code_versions
 from hyperfl_flwr.runs.run_directory import read_manifest
 
 SOURCES = {"data": "its data have", "model": "its network's code or weights have"}

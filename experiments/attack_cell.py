@@ -19,24 +19,24 @@ from hyperfl_flwr.app.server import run
 from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.audit.audit import audit
 from hyperfl_flwr.audit.make_round import local_epochs_setting, make_attacked_round
-from hyperfl_flwr.audit.membership_game import MembershipGame
-from hyperfl_flwr.audit.membership_report import write_report as write_membership_report
-from hyperfl_flwr.audit.membership_results import RATES
+from hyperfl_flwr.audit.membership.game import MembershipGame
+from hyperfl_flwr.audit.membership.report import write_report as write_membership_report
+from hyperfl_flwr.audit.membership.results import RATES
+from hyperfl_flwr.audit.membership.shadow_runs import open_game, play
 from hyperfl_flwr.audit.options import Options
-from hyperfl_flwr.audit.property_game import PropertyGame
-from hyperfl_flwr.audit.property_report import write_report as write_property_report
-from hyperfl_flwr.audit.property_views import ACCURACIES
+from hyperfl_flwr.audit.property.game import PropertyGame
+from hyperfl_flwr.audit.property.report import write_report as write_property_report
+from hyperfl_flwr.audit.property.views import ACCURACIES
 from hyperfl_flwr.audit.report import measure, write_audit
-from hyperfl_flwr.audit.shadow_runs import open_game, play
 from hyperfl_flwr.config.refusals import explain
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.sections import AuditConfig
-from hyperfl_flwr.core.atomic_files import write_atomically
-from hyperfl_flwr.core.code_version import code_entry
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.files.atomic_files import write_atomically
+from hyperfl_flwr.core.packages.code_version import code_entry
+from hyperfl_flwr.core.packages.versions import versions
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.launch.node_numbers import suitable_for_reduction
 from hyperfl_flwr.metrics.images import Lpips
 from hyperfl_flwr.runs import manifest

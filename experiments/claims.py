@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hyperfl_flwr.core.errors import FolderInUseError
-from hyperfl_flwr.core.folder_lock import lock_folder
+from hyperfl_flwr.core.files.folder_lock import lock_folder
 
 CLAIMS = ".claims"
 """Folder of the locks, in a study's folder."""

@@ -14,8 +14,8 @@ from experiments.study import Cell, Place, Study
 from experiments.study_axes import Expected, Line
 from experiments.study_folder import StudyManifest, seeds_in
 from experiments.units import best_of
-from hyperfl_flwr.core.code_version import code_versions
 from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.packages.code_version import code_versions
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.core.tasks import REGRESSION
 from hyperfl_flwr.metrics.intervals import Interval

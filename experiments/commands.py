@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-import hyperfl_flwr.core.guard_all  # noqa: F401 - before what it guards
+import hyperfl_flwr.core.packages.guard_all  # noqa: F401 - before what it guards
 from hyperfl_flwr.launch.console import err, out, parse_setting
 
 if TYPE_CHECKING:

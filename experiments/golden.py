@@ -22,7 +22,7 @@ from typing import Any
 
 from experiments.study import FINGERPRINTS, FOLDER, Cell
 from hyperfl_flwr import ROOT
-from hyperfl_flwr.core.atomic_files import write_atomically
+from hyperfl_flwr.core.files.atomic_files import write_atomically
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.runs.run_directory import read_manifest
 

@@ -15,8 +15,8 @@ from experiments.number_formats import short_version
 from experiments.records import Records, find_records, read_records, stale_cells
 from experiments.study import Study, load_study
 from experiments.study_axes import Line
-from hyperfl_flwr.audit.membership_results import BARELY, CONTROLS
-from hyperfl_flwr.core.code_version import code_versions
+from hyperfl_flwr.audit.membership.results import BARELY, CONTROLS
+from hyperfl_flwr.core.packages.code_version import code_versions
 from hyperfl_flwr.runs.failures import has_diverged
 
 Summaries = Mapping[str, Mapping[str, Any]]

@@ -19,8 +19,8 @@ from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.core.files.storage import read_arrays
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.models.initialisation import initial_model
 from hyperfl_flwr.models.targets import build_target

@@ -23,7 +23,7 @@ def one_digit(value: float) -> str:
 
 def two_digits(value: float) -> str:
     """Format a number with two digits after the point."""
-    return f"{value:.2f}"
+    return f"{value:z.2f}"
 
 
 def three_digits(value: float) -> str:

@@ -11,11 +11,11 @@ from experiments.records import Json, Records, read_records
 from experiments.restored import is_restored
 from experiments.study import FINGERPRINTS, Cell, Study
 from experiments.study_folder import is_finished, read_study_manifest, seeds_in
-from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.files.atomic_files import write_atomically
+from hyperfl_flwr.core.packages.user_code import ENTRIES
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import TASKS
-from hyperfl_flwr.core.user_code import ENTRIES
 from hyperfl_flwr.runs.failures import has_diverged
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
 

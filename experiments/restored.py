@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.study import FINGERPRINTS
-from hyperfl_flwr.core.atomic_files import write_atomically
+from hyperfl_flwr.core.files.atomic_files import write_atomically
 
 RESTORED = "restored-from-a-record"
 """Name of an empty file in the folder of a cell that was restored from its record."""

@@ -8,9 +8,9 @@ from typing import Any
 
 from experiments.study_file import LineTable, Settings
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.packages.user_code import is_user_code
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.similar_names import nearest
-from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.methods import METHODS
 
 

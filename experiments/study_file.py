@@ -35,8 +35,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from hyperfl_flwr.config.refusals import explain
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.files.toml_files import flatten
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.toml_files import flatten
 
 Settings = dict[str, Scalar]
 

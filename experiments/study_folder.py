@@ -10,8 +10,8 @@ from typing import Any
 from experiments.cell_settings import changes_of, differences
 from experiments.claims import alone, is_foreign
 from experiments.study import Cell, Study
-from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.files.atomic_files import write_atomically
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.runs.run_directory import read_manifest, with_present_names
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from experiments.study import Study, parse_study
 from experiments.study_folder import StudyManifest, is_finished, open_study_folder
-from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.files.atomic_files import write_atomically
+from hyperfl_flwr.core.files.toml_files import toml_value
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import task_of
-from hyperfl_flwr.core.toml_files import toml_value
 from hyperfl_flwr.launch.console import parse_value
 
 NAME = "sweep"

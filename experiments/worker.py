@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import hyperfl_flwr.core.quick_torch  # noqa: F401
+import hyperfl_flwr.core.packages.quick_torch  # noqa: F401
 from experiments.attack_cell import run_attack
 from experiments.golden import fingerprints, write_fingerprints
 from hyperfl_flwr.app.client import app

@@ -3,8 +3,8 @@
 import sys
 
 from hyperfl_flwr.core.errors import HyperFLError
-from hyperfl_flwr.core.package_guard import ALL, refuse_foreign_packages
-from hyperfl_flwr.core.quick_imports import quick_imports
+from hyperfl_flwr.core.packages.package_guard import ALL, refuse_foreign_packages
+from hyperfl_flwr.core.packages.quick_imports import quick_imports
 
 
 def main() -> None:

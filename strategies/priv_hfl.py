@@ -21,9 +21,9 @@ from torch import Tensor
 
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.files.storage import write_arrays
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.setting_types import Scalar, resolved_number
-from hyperfl_flwr.core.storage import write_arrays
 from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.models.generator import Generator, kept_generator_path
 from hyperfl_flwr.models.initialisation import ordinary_parameters

@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from hyperfl_flwr.core.storage import Arrays
+from hyperfl_flwr.core.files.storage import Arrays
 
 
 @dataclass(frozen=True, kw_only=True)

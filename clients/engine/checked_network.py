@@ -10,7 +10,7 @@ import torch
 from clients.engine.client_model import ClientModel
 from clients.engine.parameter_groups import ParameterGroups
 from hyperfl_flwr.core.errors import RefusalError
-from hyperfl_flwr.core.storage import Arrays
+from hyperfl_flwr.core.files.storage import Arrays
 from hyperfl_flwr.node.received_models import ReceivedModels
 from hyperfl_flwr.privacy.received_network import COMPARING, Measured, ReceivedNetwork, measured_network
 from hyperfl_flwr.training.local_sgd import TrainingData

@@ -29,9 +29,9 @@ from clients.pfedhn import PFedHNClient
 from hyperfl_flwr.config.joining import joining_config
 from hyperfl_flwr.config.node_config import JOIN_DATA, NOVEL_OUTPUT, NodeConfig
 from hyperfl_flwr.core.arithmetic import set_arithmetic
-from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.core.files.atomic_files import write_atomically
 from hyperfl_flwr.core.tasks import TASKS
 from hyperfl_flwr.data.grouped_split import AUTO
 from hyperfl_flwr.data.sample_format import title_of

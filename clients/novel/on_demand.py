@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from clients.engine.node_checks import REFUSED
-from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import ConfigError, DataError, RefusalError, RunDirectoryError
+from hyperfl_flwr.core.files.atomic_files import write_atomically
 from hyperfl_flwr.data.sample_format import window_of
 from hyperfl_flwr.data.unlabelled import Unlabelled, read_unlabelled
 from hyperfl_flwr.metrics.predictions import batches

@@ -14,8 +14,8 @@ from experiments.study import Cell, Study
 from experiments.study_folder import StudyManifest
 from hyperfl_flwr.core.errors import RunDirectoryError
 
-NUMBERS = ("test_accuracy", "test_accuracy_aggregate")
-"""Numbers of summary.json that are drawn, each in a line of panels."""
+NUMBERS = {"test_accuracy": "personalized accuracy", "test_accuracy_aggregate": "aggregate accuracy"}
+"""Numbers of summary.json that are drawn, each in a line of panels, and the labels of their axes."""
 
 MB = 1e6
 
@@ -61,7 +61,7 @@ def draw_accuracy_bytes(study: Study, study_manifest: StudyManifest, cells: Sequ
     figure = new_figure(max(8.0, 4.0 * len(columns) + 0.6), 7.4 + 0.11 * len(rows))
     panels = figure.subplots(len(NUMBERS), len(columns), sharex="col", squeeze=False)
     for which, (number, across) in enumerate(zip(NUMBERS, panels, strict=True)):
-        across[0].set_ylabel(number.replace("_", " "))
+        across[0].set_ylabel(NUMBERS[number])
         for panel, column in zip(across, columns, strict=True):
             draw_panel(panel, [
                 (position, point.bytes, accuracy)

@@ -23,8 +23,8 @@ from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
+from hyperfl_flwr.runs.figures.plots import labels_figure, save
 from hyperfl_flwr.runs.listed_clients import is_listed, label_rows
-from hyperfl_flwr.runs.plots import labels_figure, save
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
 
 STYLES = [(line, marker) for line in ("-", "--", ":", "-.") for marker in ("o", "s", "^", "d")]
@@ -204,8 +204,9 @@ def _draw_panel(panel: Axes, title: str, rows: Sequence[Line], curves: Curves, s
         if found := curves.get((row.name, title)):
             _draw_row(panel, list(found.values()), row.label, position, len(rows))
     panel.set_title(title, fontsize="medium")
-    notes = [_left_out(list(curves.get((row.name, title), {}).values()), row.label) for row in rows]
-    panel.set_xlabel("\n".join([setting or "round", *filter(None, notes)]))
+    axis = setting or "round"
+    notes = [_left_out(list(curves.get((row.name, title), {}).values()), f"{row.label}: {axis}") for row in rows]
+    panel.set_xlabel("\n".join([axis, *filter(None, notes)]))
     panel.grid(alpha=0.3)
     panel.xaxis.set_major_locator(MaxNLocator(integer=not setting))
 
@@ -235,13 +236,13 @@ def _final(cell: Cell, folder: Path, number: str, setting: str) -> dict[float, f
     return {} if value is None else {float(cell.settings[setting]): value}
 
 
-def _left_out(curves: Sequence[dict[float, float]], label: str) -> str:
+def _left_out(curves: Sequence[dict[float, float]], of_what: str) -> str:
     """Return which points of a row are not drawn, since not all of its seeds have them; empty if there are none."""
     left_out = sorted({number for curve in curves for number in curve} - set(_band(curves)[0])) if curves else []
     if not left_out:
         return ""
     which = f"{left_out[0]:g}" if len(left_out) == 1 else f"{left_out[0]:g} to {left_out[-1]:g}, {len(left_out)} points"
-    return f"{label} without {which}: not of all seeds"
+    return f"{of_what} {which} left out, as not all seeds have it"
 
 
 def _band(curves: Sequence[dict[float, float]]) -> tuple[list[float], list[float], list[float], list[float]]:

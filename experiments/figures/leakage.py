@@ -14,8 +14,8 @@ from experiments.study_folder import StudyManifest
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.runs.panels import COLOURS
-from hyperfl_flwr.runs.plots import INK
+from hyperfl_flwr.runs.figures.panels import COLOURS
+from hyperfl_flwr.runs.figures.plots import INK
 
 MARKERS = ("o", "s", "^", "d", "v", "p", "*", "X")
 """Marker of each method."""

@@ -26,8 +26,8 @@ from sklearn.decomposition import PCA
 from experiments.figures.results import new_figure
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.files.storage import read_arrays
 from hyperfl_flwr.core.rng import torch_generator
-from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
 from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.models.generator import NOISE_DIM, Generator, kept_generators

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.core.code_version import code_digest
 from hyperfl_flwr.core.device import resolve_device
+from hyperfl_flwr.core.packages.code_version import code_digest
+from hyperfl_flwr.core.packages.versions import versions
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.data.digests import data_digest
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.data.registry import DATASETS

@@ -9,8 +9,8 @@ from flwr.serverapp import Grid
 from hyperfl_flwr.app.methods import strategy_of
 from hyperfl_flwr.app.restore import restored
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.core.packages.user_code import is_user_code
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.runs.run_sources import method_of

@@ -12,8 +12,8 @@ from hyperfl_flwr.app.robust_reductions import check_robust
 from hyperfl_flwr.app.target_checks import check_noise, check_target
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, DataError
-from hyperfl_flwr.core.package_finder import where
-from hyperfl_flwr.core.user_code import UserCode, is_user_code
+from hyperfl_flwr.core.packages.package_finder import where
+from hyperfl_flwr.core.packages.user_code import UserCode, is_user_code
 from hyperfl_flwr.data.corruptions import require_corruption
 from hyperfl_flwr.data.sample_format import is_same_data
 from hyperfl_flwr.data.unlabelled_pool import unlabelled_pool

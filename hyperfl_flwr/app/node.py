@@ -30,9 +30,9 @@ from hyperfl_flwr.config.table import default_settings, resumable_changes, train
 from hyperfl_flwr.core.arithmetic import set_arithmetic
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError, RefusalError
+from hyperfl_flwr.core.packages.versions import shared_versions
 from hyperfl_flwr.core.rng import seed_for
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.versions import shared_versions
 from hyperfl_flwr.data.digests import sample_digest
 from hyperfl_flwr.data.federated_data import FederatedData, load_local_data
 from hyperfl_flwr.data.run_cache import data_of_run

@@ -11,8 +11,8 @@ from hyperfl_flwr.app.methods import strategy_of
 from hyperfl_flwr.app.restore import restored
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.packages.user_code import is_user_code
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.methods.it_pfl import ITPFLConfig
 from hyperfl_flwr.models.model_spec import Recipe
 from hyperfl_flwr.runs.run_sources import method_of

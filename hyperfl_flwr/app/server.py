@@ -11,7 +11,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-import hyperfl_flwr.core.quick_torch  # noqa: F401
+import hyperfl_flwr.core.packages.quick_torch  # noqa: F401
 from hyperfl_flwr.app.adversary import adversary_problem
 from hyperfl_flwr.app.joining import open_joinable
 from hyperfl_flwr.app.methods import check_run, client_of, new_strategy
@@ -233,7 +233,7 @@ announce = partial(log, logging.INFO, "%s")
 
 def plot_run(directory: Path) -> None:
     """Draw the figures of a finished run; nothing else of the server needs matplotlib, which takes half a second."""
-    from hyperfl_flwr.runs import plots
+    from hyperfl_flwr.runs.figures import plots
 
     plots.plot_run(directory)
 

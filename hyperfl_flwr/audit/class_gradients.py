@@ -11,8 +11,8 @@ import torch
 from hyperfl_flwr.attacks.bias_shares import Shares, class_gradients, during_round
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.readout import AFTER, mean_gradients
-from hyperfl_flwr.audit.shadow_data import GameData
-from hyperfl_flwr.audit.shadow_views import Parameters, features_of, load_parameters, named, tensor_of
+from hyperfl_flwr.audit.membership.shadow_data import GameData
+from hyperfl_flwr.audit.membership.shadow_views import Parameters, features_of, load_parameters, named, tensor_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.runs.observation import Observation

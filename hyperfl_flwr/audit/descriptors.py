@@ -18,8 +18,8 @@ from torch import Tensor
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.personalize import Source, open_run
 from hyperfl_flwr.attacks.descriptor_labels import Fit, Shares, expected_shares, paired_fit, swapped_fit
-from hyperfl_flwr.core.code_version import code_entry
 from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
+from hyperfl_flwr.core.packages.code_version import code_entry
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data, normalised

@@ -16,7 +16,7 @@ import numpy as np
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.core.storage import read_arrays, write_arrays
+from hyperfl_flwr.core.files.storage import read_arrays, write_arrays
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.runs.observation import Observation, load_observation, observation_path
 from hyperfl_flwr.training.dual_averaging import KAPPA, DualRule

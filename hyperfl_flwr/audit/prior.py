@@ -14,8 +14,8 @@ from hyperfl_flwr.attacks.learned_prior import PriorTraining, learned_space, tra
 from hyperfl_flwr.attacks.optimiser_loop import Progress
 from hyperfl_flwr.audit.record_round import AttackedRound
 from hyperfl_flwr.core.errors import ConfigError, DataError, StateError
+from hyperfl_flwr.core.files.storage import read_arrays, write_arrays
 from hyperfl_flwr.core.rng import numpy_generator
-from hyperfl_flwr.core.storage import read_arrays, write_arrays
 from hyperfl_flwr.data.cache import cache_directory
 from hyperfl_flwr.data.registry import load_dataset
 

@@ -16,10 +16,10 @@ from hyperfl_flwr.audit.record_round import AttackedRound
 from hyperfl_flwr.audit.sentences import sentence
 from hyperfl_flwr.audit.threat import common, each, span, threat
 from hyperfl_flwr.config.table import default_settings
-from hyperfl_flwr.core.atomic_files import write_atomically
-from hyperfl_flwr.core.code_version import code_entry
+from hyperfl_flwr.core.files.atomic_files import write_atomically
+from hyperfl_flwr.core.packages.code_version import code_entry
+from hyperfl_flwr.core.packages.versions import versions
 from hyperfl_flwr.core.plurals import counted
-from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.images import Lpips, Similarity, similarity

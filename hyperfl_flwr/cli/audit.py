@@ -212,7 +212,7 @@ def run_descriptors(
 ) -> None:
     """Estimate novel clients' label shares from their descriptors, with controls; prints means and the file's path."""
     from hyperfl_flwr.audit.descriptors import measure_descriptors
-    from hyperfl_flwr.core.atomic_files import write_atomically
+    from hyperfl_flwr.core.files.atomic_files import write_atomically
     from hyperfl_flwr.runs.run_directory import refuse_used_directory, unused_directory
 
     output = (output or unused_directory(Path("runs/descriptors"))).absolute()

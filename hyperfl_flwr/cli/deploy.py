@@ -12,11 +12,11 @@ from typing import Annotated
 import typer
 
 from hyperfl_flwr.cli.groups import ListedCommands
-from hyperfl_flwr.core.quick_imports import quick_imports
+from hyperfl_flwr.core.packages.quick_imports import quick_imports
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.launch.console import err, out, parse_setting
 from hyperfl_flwr.launch.findings import as_json, exit_code, print_finding
-from hyperfl_flwr.launch.flower_env import DEFAULT_PORT
+from hyperfl_flwr.launch.flower.env import DEFAULT_PORT
 
 deployments = typer.Typer(
     cls=ListedCommands, rich_markup_mode=None,
@@ -89,7 +89,7 @@ def run_check(
     json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
     """Check a deployment on the operator's or a node's machine; exit code 1 if there is an error."""
-    from hyperfl_flwr.deploy.check_server import check
+    from hyperfl_flwr.deploy.checks.server import check
 
     findings = []
     for finding in check(folder, dict(parse_setting(text) for text in set_ or ())):
@@ -221,7 +221,7 @@ def run_start_warnings(
     if problem := deployment_warning():
         err.print(f"warning: {problem}", markup=False)
     if port is not None:
-        from hyperfl_flwr.deploy.check_server import is_in_use
+        from hyperfl_flwr.deploy.checks.server import is_in_use
 
         if is_in_use(host, port):
             err.print(

@@ -13,7 +13,7 @@ from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.launch.console import err, out
 
 if TYPE_CHECKING:
-    from hyperfl_flwr.audit.dp_games import Game
+    from hyperfl_flwr.audit.membership.dp_games import Game
 
 games = typer.Typer()
 
@@ -46,7 +46,7 @@ def run_dp_audit(
     It checks clipping, noise and their accounting, not preprocessing, metrics, rounds that are repeated or private
     classifiers. Exit code 1 if the bound is above the stated epsilon: then the noise or its accounting is wrong.
     """
-    from hyperfl_flwr.audit.dp_games import BROKEN, lower_bound
+    from hyperfl_flwr.audit.membership.dp_games import BROKEN, lower_bound
 
     if break_ not in ("", "noise"):
         raise ConfigError(f"--break must be noise, got {break_!r}")
@@ -93,7 +93,7 @@ def _or(given: int | None, default: int) -> int:
 
 
 def _of_records(epsilon: float, delta: float, canaries: int, batch: int, steps: int, *, broken: bool) -> Game:
-    from hyperfl_flwr.audit.record_game import RecordGame
+    from hyperfl_flwr.audit.membership.record_game import RecordGame
     from hyperfl_flwr.privacy.accounting import record_noise
 
     if min(canaries, batch) < 1:
@@ -103,7 +103,7 @@ def _of_records(epsilon: float, delta: float, canaries: int, batch: int, steps: 
 
 
 def _of_clients(epsilon: float, delta: float, canaries: int, rounds: int, noise: str, *, broken: bool) -> Game:
-    from hyperfl_flwr.audit.client_game import ClientGame
+    from hyperfl_flwr.audit.membership.client_game import ClientGame
     from hyperfl_flwr.privacy.accounting import Noise, client_noise
 
     if noise not in ("server", "sum", "local"):

@@ -37,7 +37,7 @@ from hyperfl_flwr.cli.property import properties
 from hyperfl_flwr.cli.settings import listings
 from hyperfl_flwr.cli.tensorboard import boards
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.core.package_guard import STUDIES
+from hyperfl_flwr.core.packages.package_guard import STUDIES
 from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.console import err, out, parse_setting
@@ -290,7 +290,7 @@ def _print_estimate(changes: dict[str, Scalar], num_nodes: int | None, engine: s
 
 
 def _read_settings(path: Path) -> dict[str, Scalar]:
-    from hyperfl_flwr.core.toml_files import flatten
+    from hyperfl_flwr.core.files.toml_files import flatten
 
     try:
         return flatten(tomllib.loads(path.read_text()))

@@ -40,9 +40,9 @@ def run_membership(
     Each client trains on a random half of its samples. Prints a verdict for each attacker, and the report's path;
     repeat the command to continue.
     """
-    from hyperfl_flwr.audit.membership_game import MembershipGame
-    from hyperfl_flwr.audit.membership_report import write_report
-    from hyperfl_flwr.audit.membership_results import sentence, sentence_left_out
+    from hyperfl_flwr.audit.membership.game import MembershipGame
+    from hyperfl_flwr.audit.membership.report import write_report
+    from hyperfl_flwr.audit.membership.results import sentence, sentence_left_out
 
     run = run_directory and run_directory.absolute()
     settings = game_settings(run, method, dataset, data_root, set_)

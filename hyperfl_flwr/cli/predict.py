@@ -53,8 +53,8 @@ def run_predict(
 
     It also prints the accuracy, or R², if labels are known.
     """
-    from hyperfl_flwr.core.atomic_files import write_atomically
     from hyperfl_flwr.core.device import resolve_device
+    from hyperfl_flwr.core.files.atomic_files import write_atomically
     from hyperfl_flwr.data.sample_format import samples_path
     from hyperfl_flwr.metrics.predictions import predict
     from hyperfl_flwr.models.provenance import use_weights

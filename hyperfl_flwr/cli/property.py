@@ -44,9 +44,9 @@ def run_property(
     Each client has a different share of the class. Prints a verdict for each attacker, and the report's path; repeat
     the command to continue.
     """
-    from hyperfl_flwr.audit.property_game import PropertyGame
-    from hyperfl_flwr.audit.property_report import write_report
-    from hyperfl_flwr.audit.property_results import sentence
+    from hyperfl_flwr.audit.property.game import PropertyGame
+    from hyperfl_flwr.audit.property.report import write_report
+    from hyperfl_flwr.audit.property.results import sentence
 
     run = run_directory and run_directory.absolute()
     settings = game_settings(run, method, dataset, data_root, set_)

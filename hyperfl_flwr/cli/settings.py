@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.core.toml_files import toml_value
+from hyperfl_flwr.core.files.toml_files import toml_value
 from hyperfl_flwr.launch.console import out
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ def list_settings(
     """List the settings with their defaults, possible values and meanings."""
     from hyperfl_flwr.config.run_config import RunConfig
     from hyperfl_flwr.config.table import all_settings, topics, with_defaults
+    from hyperfl_flwr.core.packages.user_code import UserCode, is_user_code
     from hyperfl_flwr.core.settings import declared
     from hyperfl_flwr.core.similar_names import nearest
-    from hyperfl_flwr.core.user_code import UserCode, is_user_code
     from hyperfl_flwr.methods import METHODS
 
     if is_user_code(word):

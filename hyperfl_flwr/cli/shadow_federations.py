@@ -16,7 +16,7 @@ from hyperfl_flwr.launch.console import err, parse_setting
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hyperfl_flwr.audit.shadow_runs import Arrays, Data, ShadowGame
+    from hyperfl_flwr.audit.membership.shadow_runs import Arrays, Data, ShadowGame
 
 POLL_SECONDS = 1.0
 """Seconds between two looks at how many federations are complete, with several processes."""
@@ -66,7 +66,7 @@ def game_settings(
 
 def play_all(game: ShadowGame[Data], folder: Path, jobs: int | None) -> Sequence[Arrays]:
     """Train the missing federations in parallel processes, with a progress bar; return what attackers hold of all."""
-    from hyperfl_flwr.audit.shadow_runs import missing_federations, open_game, play
+    from hyperfl_flwr.audit.membership.shadow_runs import missing_federations, open_game, play
     from hyperfl_flwr.core.device import resolve_device
     from hyperfl_flwr.launch.sizing import Machine, suitable_jobs
 
@@ -108,7 +108,7 @@ def train_share(
     game: ShadowGame[Data], folder: Path, numbers: Sequence[int], on_played: Callable[[], None] = lambda: None
 ) -> None:
     """Train some federations of a game in this process, when there is a core for it."""
-    from hyperfl_flwr.audit.shadow_runs import play_some
+    from hyperfl_flwr.audit.membership.shadow_runs import play_some
     from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots
 
     with CoreSlots() as slots:

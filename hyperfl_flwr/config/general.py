@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
+from hyperfl_flwr.core.packages.user_code import form_hint, is_user_code
 from hyperfl_flwr.core.setting_types import Precision
 from hyperfl_flwr.core.settings import (
     AbsolutePath,
@@ -23,7 +24,6 @@ from hyperfl_flwr.core.settings import (
 )
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.core.tasks import TaskName
-from hyperfl_flwr.core.user_code import form_hint, is_user_code
 from hyperfl_flwr.data.sample_format import (
     CSV_PREFIX,
     FOLDER_PREFIX,

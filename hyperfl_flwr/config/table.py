@@ -15,9 +15,9 @@ from hyperfl_flwr.config.privacy import PrivacyConfig, RecordPrivacyConfig
 from hyperfl_flwr.config.robust import RobustConfig
 from hyperfl_flwr.config.sections import AuditConfig, NovelConfig, PersonalizeConfig
 from hyperfl_flwr.config.secure_sums import SecureSumConfig
+from hyperfl_flwr.core.packages.user_code import is_user_code
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.settings import Section, Setting, declared
-from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.methods import METHODS, method_sections
 
 GENERAL: Sequence[type[Section]] = (FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfig)

@@ -28,11 +28,11 @@ from hyperfl_flwr.contract.results import (
     check_uploads,
 )
 from hyperfl_flwr.core.errors import ConfigError, HyperFLError, RunFailedError
-from hyperfl_flwr.core.package_finder import where
+from hyperfl_flwr.core.packages.package_finder import where
+from hyperfl_flwr.core.packages.user_code import form_hint
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.settings import declared
 from hyperfl_flwr.core.similar_names import nearest
-from hyperfl_flwr.core.user_code import form_hint
 from hyperfl_flwr.flower.log import FLOWER_LOGGER
 from hyperfl_flwr.launch.findings import Finding, error, ok, warning
 from hyperfl_flwr.methods import METHODS

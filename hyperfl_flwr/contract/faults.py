@@ -14,8 +14,8 @@ from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.contract.base import NUM_CLIENTS, ContractError, Federate, replaced, require
 from hyperfl_flwr.contract.folders import last_checkpoint, metrics, outcome
 from hyperfl_flwr.contract.grids import KilledError, KilledGrid, Settings
-from hyperfl_flwr.core.package_finder import where
-from hyperfl_flwr.core.user_code import UserCode, is_user_code
+from hyperfl_flwr.core.packages.package_finder import where
+from hyperfl_flwr.core.packages.user_code import UserCode, is_user_code
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 from hyperfl_flwr.server.in_process_grid import InProcessGrid

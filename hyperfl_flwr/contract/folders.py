@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hyperfl_flwr.core.storage import read_arrays
+from hyperfl_flwr.core.files.storage import read_arrays
 from hyperfl_flwr.runs.checkpoint import Checkpoints, Progress
 from hyperfl_flwr.runs.run_directory import read_metrics
 

@@ -19,9 +19,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from hyperfl_flwr.core.checked_files import read_header
 from hyperfl_flwr.core.errors import FolderInUseError, RunDirectoryError
-from hyperfl_flwr.core.folder_lock import lock_folder
+from hyperfl_flwr.core.files.checked_files import read_header
+from hyperfl_flwr.core.files.folder_lock import lock_folder
 
 _FORMAT = 1
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import ConfigError, StateError
+from hyperfl_flwr.core.files.atomic_files import write_atomically
 from hyperfl_flwr.deploy.gate import GATE, header_value, sent_key
 from hyperfl_flwr.deploy.keys import PRIVATE, public_line, read_certificate, read_node_key, read_public_key
 from hyperfl_flwr.deploy.layout import Deployment

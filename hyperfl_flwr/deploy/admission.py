@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 
 from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.deploy.checks.probe import probe
 from hyperfl_flwr.deploy.keys import read_node_key
 from hyperfl_flwr.deploy.node_settings import NodeAddress
-from hyperfl_flwr.deploy.probe import probe
 from hyperfl_flwr.flower.superlink.fleet_api import Registration, ask_registration
 
 PATIENCE = 90.0

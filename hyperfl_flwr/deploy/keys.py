@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from hyperfl_flwr.core.atomic_files import owner_of, write_atomically
 from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.core.files.atomic_files import owner_of, write_atomically
 from hyperfl_flwr.protocol.secure_sums.peers import openssh
 
 AUTHORITY_DAYS = 3650

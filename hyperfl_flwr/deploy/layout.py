@@ -34,9 +34,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.core.folder_lock import wait_for_folder
+from hyperfl_flwr.core.files.atomic_files import write_atomically
+from hyperfl_flwr.core.files.folder_lock import wait_for_folder
 from hyperfl_flwr.protocol.hosting import MOST_NODES
 from hyperfl_flwr.protocol.secure_sums.peers import PEERS_FILE
 

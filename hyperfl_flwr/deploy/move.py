@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.files.atomic_files import write_atomically
 from hyperfl_flwr.deploy.gate import GATE
 from hyperfl_flwr.deploy.keys import PRIVATE
 from hyperfl_flwr.deploy.layout import Deployment

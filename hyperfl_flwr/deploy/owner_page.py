@@ -22,8 +22,8 @@ from hyperfl_flwr.pages.render import NOTHING, percent, score_interval_text, wri
 from hyperfl_flwr.privacy.budget import FILE as PRIVACY_RECORD
 from hyperfl_flwr.privacy.budget import read_record
 from hyperfl_flwr.privacy.spent import spent
-from hyperfl_flwr.runs.panels import Curve
-from hyperfl_flwr.runs.plots import score_figure
+from hyperfl_flwr.runs.figures.panels import Curve
+from hyperfl_flwr.runs.figures.plots import score_figure
 
 DELTA = 1e-5
 """Probability with which the stated privacy bounds may fail."""

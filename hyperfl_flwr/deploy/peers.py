@@ -12,8 +12,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import ConfigError, StateError
+from hyperfl_flwr.core.files.atomic_files import write_atomically
 from hyperfl_flwr.deploy.gate import GATE, header_value
 from hyperfl_flwr.deploy.keys import (
     PRIVATE,

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.core.versions import shared_versions
+from hyperfl_flwr.core.files.atomic_files import write_atomically
+from hyperfl_flwr.core.packages.versions import shared_versions
 from hyperfl_flwr.deploy.gate import GATE, gate
 from hyperfl_flwr.deploy.keys import write_authority, write_node_key, write_server_certificate
 from hyperfl_flwr.deploy.layout import Deployment

@@ -8,8 +8,8 @@ from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.provision import write_connection
 from hyperfl_flwr.deploy.registered_nodes import foreign_nodes, is_unregistered, registered_nodes
-from hyperfl_flwr.launch.flower_commands import FlowerCommands, json_in
-from hyperfl_flwr.launch.flower_env import CONNECTION
+from hyperfl_flwr.launch.flower.commands import FlowerCommands, json_in
+from hyperfl_flwr.launch.flower.env import CONNECTION
 
 KNOWN = "already in use"
 """Part of Flower's error for a key that is already registered."""

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from hyperfl_flwr.core.errors import ConfigError, HyperFLError, RunFailedError
-from hyperfl_flwr.core.folder_lock import wait_for_folder
+from hyperfl_flwr.core.files.folder_lock import wait_for_folder
+from hyperfl_flwr.core.files.toml_files import settings_text
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.toml_files import settings_text
 from hyperfl_flwr.data.sample_format import is_local_data
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.superlink import DeployedSuperLink

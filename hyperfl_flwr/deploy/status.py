@@ -9,8 +9,8 @@ from typing import Any
 
 from hyperfl_flwr.core.errors import HyperFLError
 from hyperfl_flwr.core.tasks import CLASSIFICATION, TASKS, task_of
+from hyperfl_flwr.deploy.checks.probe import probe
 from hyperfl_flwr.deploy.layout import Deployment
-from hyperfl_flwr.deploy.probe import probe
 from hyperfl_flwr.deploy.registered_nodes import readable, registered_nodes
 from hyperfl_flwr.flower.superlink import database
 from hyperfl_flwr.protocol.messages import printable

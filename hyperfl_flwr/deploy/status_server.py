@@ -16,7 +16,7 @@ from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.status import Status
 from hyperfl_flwr.pages.figures import captioned
 from hyperfl_flwr.pages.render import NOTHING, page
-from hyperfl_flwr.runs.plots import run_panels
+from hyperfl_flwr.runs.figures.plots import run_panels
 
 LOOPBACK = "127.0.0.1"
 

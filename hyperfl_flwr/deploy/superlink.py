@@ -14,12 +14,12 @@ from pathlib import Path
 import httpx
 
 from hyperfl_flwr.core.errors import HyperFLError, RunDirectoryError, RunFailedError, StateError
-from hyperfl_flwr.core.folder_lock import lock_folder
+from hyperfl_flwr.core.files.folder_lock import lock_folder
+from hyperfl_flwr.deploy.checks.probe import ask_health, is_refused
 from hyperfl_flwr.deploy.layout import Deployment
-from hyperfl_flwr.deploy.probe import ask_health, is_refused
 from hyperfl_flwr.deploy.register import commands_environment
 from hyperfl_flwr.deploy.registered_nodes import readable, registered_nodes
-from hyperfl_flwr.launch.flower_client import FlowerClient, RunStatus
+from hyperfl_flwr.launch.flower.client import FlowerClient, RunStatus
 
 HEALTH_SECONDS = 3.0
 """Seconds between two checks that the SuperLink still answers."""

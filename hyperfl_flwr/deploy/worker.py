@@ -26,8 +26,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
 from hyperfl_flwr.core.errors import StateError
-from hyperfl_flwr.core.package_guard import ALL
-from hyperfl_flwr.core.quick_imports import quick_imports
+from hyperfl_flwr.core.packages.package_guard import ALL
+from hyperfl_flwr.core.packages.quick_imports import quick_imports
 from hyperfl_flwr.deploy.worker_secret import read_secret
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import stat
 from pathlib import Path
 from secrets import token_bytes
 
-from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.core.files.atomic_files import write_atomically
 
 KEY_FILE = "worker.secret"
 """File in the node's folder with the secret that the SuperNode and its worker share; a new one at each start."""

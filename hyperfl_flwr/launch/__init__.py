@@ -1,3 +1,3 @@
 """Plan, start and follow runs on this machine."""
 
-import hyperfl_flwr.core.guard_app  # noqa: F401 - must run before the packages that it guards are imported
+import hyperfl_flwr.core.packages.guard_app  # noqa: F401 - must run before the packages that it guards are imported

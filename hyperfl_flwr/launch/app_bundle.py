@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hyperfl_flwr import ROOT
-from hyperfl_flwr.core.code_version import code_digest
+from hyperfl_flwr.core.files.toml_files import app_file, flatten, toml_value
+from hyperfl_flwr.core.packages.code_version import code_digest
+from hyperfl_flwr.core.packages.source_files import copy, files_of
+from hyperfl_flwr.core.packages.versions import COMMIT_VARIABLE
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.source_files import copy, files_of
-from hyperfl_flwr.core.toml_files import app_file, flatten, toml_value
-from hyperfl_flwr.core.versions import COMMIT_VARIABLE
-from hyperfl_flwr.launch.flower_env import training_environment
+from hyperfl_flwr.launch.flower.env import training_environment
 
 _INCLUDED = re.compile(r"^fab-include = \[.*?\]$", re.MULTILINE | re.DOTALL)
 
@@ -37,7 +37,8 @@ def build_app(folder: Path, sources: Sequence[Path] = (), settings: Mapping[str,
             if pattern.endswith(".py"):
                 (folder / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, folder / path.relative_to(ROOT))
-    (folder / "hyperfl_flwr" / "core" / "commit.py").write_text(f"COMMIT = {commit()!r}\nSOURCE = {code_digest()!r}\n")
+    recorded = f"COMMIT = {commit()!r}\nSOURCE = {code_digest()!r}\n"
+    (folder / "hyperfl_flwr" / "core" / "packages" / "commit.py").write_text(recorded)
     for name in ("pyproject.toml", "LICENSE"):
         shutil.copyfile(app_file(name), folder / name)
     project = folder / "pyproject.toml"

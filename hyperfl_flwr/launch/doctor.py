@@ -14,16 +14,16 @@ from packaging.specifiers import SpecifierSet
 
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.errors import HyperFLError
-from hyperfl_flwr.core.package_guard import ALL, refuse_foreign_packages
-from hyperfl_flwr.core.toml_files import app_file
+from hyperfl_flwr.core.files.toml_files import app_file
+from hyperfl_flwr.core.packages.package_guard import ALL, refuse_foreign_packages
 from hyperfl_flwr.data.cache import cache_directory
 from hyperfl_flwr.data.registry import DATASETS, default_data_root
 from hyperfl_flwr.launch import machine_checks as machine
 from hyperfl_flwr.launch import other_accounts
-from hyperfl_flwr.launch.cluster_checks import cluster_findings
 from hyperfl_flwr.launch.findings import Finding, error, ok, warning
-from hyperfl_flwr.launch.flower_env import can_use_database_file, flower_command
+from hyperfl_flwr.launch.flower.env import can_use_database_file, flower_command
 from hyperfl_flwr.launch.processes import Process, descendants, is_ours, process_table, user_of
+from hyperfl_flwr.launch.ray_cluster.checks import cluster_findings
 
 COMMANDS = ("flwr", "flower-superlink", "flower-supernode", "flower-superexec", "flwr-simulation")
 """Programs of Flower that runs need."""

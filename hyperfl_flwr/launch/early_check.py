@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from hyperfl_flwr.core.packages.user_code import is_user_code
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.user_code import is_user_code
 
 
 def check_early(changes: Mapping[str, Scalar]) -> None:

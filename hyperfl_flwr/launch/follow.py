@@ -15,7 +15,7 @@ from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import Task, task_of
 from hyperfl_flwr.launch.console import parse_value
-from hyperfl_flwr.launch.flower_client import RunStatus
+from hyperfl_flwr.launch.flower.client import RunStatus
 from hyperfl_flwr.launch.plans import Plan
 from hyperfl_flwr.runs.metrics_tail import NewRecords
 

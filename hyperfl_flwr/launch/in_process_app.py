@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hyperfl_flwr.core.atomic_files import is_full, unwritable, write_atomically
 from hyperfl_flwr.core.errors import HyperFLError
-from hyperfl_flwr.core.quick_imports import quick_imports
+from hyperfl_flwr.core.files.atomic_files import is_full, unwritable, write_atomically
+from hyperfl_flwr.core.packages.quick_imports import quick_imports
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.in_process_engine import POLL_SECONDS, answer_file
 from hyperfl_flwr.launch.subprocess_call import call_here

@@ -1,7 +1,7 @@
 """Run simulations without Flower's engine and Ray: the nodes take turns in one process, which opens no port.
 
 `InProcessEngine` has the same interface for `hyperfl_flwr.launch.follow` as
-`hyperfl_flwr.launch.local_superlink.LocalSuperLink`.
+`hyperfl_flwr.launch.flower.local_superlink.LocalSuperLink`.
 """
 
 import pickle
@@ -15,13 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.core.files.atomic_files import write_atomically
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch import processes
 from hyperfl_flwr.launch.app_bundle import worker_environment
-from hyperfl_flwr.launch.flower_client import RunStatus
-from hyperfl_flwr.launch.flower_env import plain_text
+from hyperfl_flwr.launch.flower.client import RunStatus
+from hyperfl_flwr.launch.flower.env import plain_text
 
 POLL_SECONDS = 0.02
 """Seconds between two looks for a request or an answer."""

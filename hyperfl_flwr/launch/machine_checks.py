@@ -14,7 +14,7 @@ import torch
 from hyperfl_flwr.core.process_memory import free_memory
 from hyperfl_flwr.launch.core_locks import usable_cores
 from hyperfl_flwr.launch.findings import Finding, error, ok, warning
-from hyperfl_flwr.launch.flower_env import DEFAULT_PORT
+from hyperfl_flwr.launch.flower.env import DEFAULT_PORT
 from hyperfl_flwr.launch.sizing import NODE_BYTES
 
 GIGABYTE = 1e9

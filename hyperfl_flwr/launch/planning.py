@@ -21,8 +21,8 @@ from hyperfl_flwr.core.errors import ConfigError, DeviceError, RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.description import label_notes
 from hyperfl_flwr.data.federated_data import load_federated_data
-from hyperfl_flwr.launch.cluster import Cluster
 from hyperfl_flwr.launch.plans import AUTO, IN_PROCESS, RAY, Plan, SimulationPlan
+from hyperfl_flwr.launch.ray_cluster.hosts import Cluster
 from hyperfl_flwr.launch.settings import check_resume, requested, without_effect
 from hyperfl_flwr.launch.simulation_plan import simulation_plan
 from hyperfl_flwr.launch.warnings import partition_warnings

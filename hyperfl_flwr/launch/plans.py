@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.launch.cluster import Cluster
+from hyperfl_flwr.launch.ray_cluster.hosts import Cluster
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hyperfl_flwr.core.files.toml_files import flatten
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.toml_files import flatten
 from hyperfl_flwr.launch import subprocess_call
-from hyperfl_flwr.launch.early_superlink import EarlySuperLink
+from hyperfl_flwr.launch.flower.early_superlink import EarlySuperLink
 from hyperfl_flwr.launch.follow import Display
 from hyperfl_flwr.launch.in_process_engine import InProcessEngine
 from hyperfl_flwr.launch.plans import IN_PROCESS, RAY, SimulationPlan
@@ -100,7 +100,7 @@ def quickstart(output: Path | None, num_rounds: int, display: Display, engine: s
     runs = {method: [planned.directory for planned in plans if planned.method == method] for method in METHODS}
     folder = plans[0].directory.parent.parent
     picture = folder / "comparison.png"
-    subprocess_call.call_in_subprocess("hyperfl_flwr.runs.plots:plot_comparison", runs, picture)
+    subprocess_call.call_in_subprocess("hyperfl_flwr.runs.figures.plots:plot_comparison", runs, picture)
     results = [_result(method, paths) for method, paths in runs.items()]
     return Quickstart(folder=folder, picture=picture, results=results)
 

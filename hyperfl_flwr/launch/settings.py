@@ -10,9 +10,9 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings, training_autos, with_defaults
 from hyperfl_flwr.core.errors import ConfigError, InstallationError, RunDirectoryError
+from hyperfl_flwr.core.files.toml_files import app_file, flatten
+from hyperfl_flwr.core.packages.user_code import is_user_code
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.toml_files import app_file, flatten
-from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.data.sample_format import refuse_absent
 from hyperfl_flwr.methods import METHODS, method_sections
 from hyperfl_flwr.models.provenance import find_sources, refuse_changed_sources, use_weights

@@ -7,21 +7,21 @@ from functools import partial
 from pathlib import Path
 
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.files.toml_files import settings_text
 from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.toml_files import settings_text
 from hyperfl_flwr.launch import subprocess_call
 from hyperfl_flwr.launch.app_bundle import build_app
-from hyperfl_flwr.launch.cluster import Cluster, parse_address
-from hyperfl_flwr.launch.cluster_run import launch_on_cluster
 from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots
 from hyperfl_flwr.launch.early_check import check_early
-from hyperfl_flwr.launch.early_superlink import EarlySuperLink
-from hyperfl_flwr.launch.flower_env import federation_config
+from hyperfl_flwr.launch.flower.early_superlink import EarlySuperLink
+from hyperfl_flwr.launch.flower.env import federation_config
 from hyperfl_flwr.launch.follow import Platform, ReadyRun, RunCallbacks, follow, with_resume_hint
 from hyperfl_flwr.launch.in_process_engine import InProcessEngine
 from hyperfl_flwr.launch.other_accounts import simulation_warning
 from hyperfl_flwr.launch.plans import AUTO, IN_PROCESS, RAY, SimulationPlan
+from hyperfl_flwr.launch.ray_cluster.hosts import Cluster, parse_address
+from hyperfl_flwr.launch.ray_cluster.run import launch_on_cluster
 
 PLAN = "hyperfl_flwr.launch.planning:plan"
 
@@ -65,12 +65,13 @@ def found_cluster(ray_address: str | None) -> Cluster | None:
     """Return the Ray cluster at an address; None without an address.
 
     Raises:
-        HyperFLError: As `hyperfl_flwr.launch.cluster_client.cluster_at`.
+        HyperFLError: As `hyperfl_flwr.launch.ray_cluster.client.cluster_at`.
     """
     if ray_address is None:
         return None
     parse_address(ray_address)  # before a process is started
-    found: Cluster = subprocess_call.call_in_subprocess("hyperfl_flwr.launch.cluster_client:cluster_at", ray_address)
+    find = "hyperfl_flwr.launch.ray_cluster.client:cluster_at"
+    found: Cluster = subprocess_call.call_in_subprocess(find, ray_address)
     return found
 
 

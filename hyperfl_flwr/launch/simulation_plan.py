@@ -11,10 +11,10 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.data.description import describe
 from hyperfl_flwr.data.federated_data import FederatedData
-from hyperfl_flwr.launch.cluster import Cluster
 from hyperfl_flwr.launch.engine_choice import chosen_engine
 from hyperfl_flwr.launch.node_numbers import check_given_nodes, suitable_for_reduction
 from hyperfl_flwr.launch.plans import AUTO, IN_PROCESS, RAY, SimulationPlan
+from hyperfl_flwr.launch.ray_cluster.hosts import Cluster
 from hyperfl_flwr.launch.sizing import Machine, suitable_nodes, suitable_threads
 from hyperfl_flwr.launch.warnings import clients_of_a_round, leak_warnings, lie_warnings, noise_warnings
 from hyperfl_flwr.models.provenance import travelling_sources

@@ -17,7 +17,7 @@ import threading
 from typing import Any
 
 from hyperfl_flwr.core.errors import HyperFLError, RunFailedError
-from hyperfl_flwr.core.quick_imports import quick_imports
+from hyperfl_flwr.core.packages.quick_imports import quick_imports
 
 END_SECONDS = 5.0
 """Seconds that an interrupted subprocess may take to remove its temporary files."""

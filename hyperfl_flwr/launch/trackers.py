@@ -18,8 +18,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import ConfigError, InstallationError
+from hyperfl_flwr.core.files.atomic_files import write_atomically
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.follow import RunCallbacks, updated_every_round
 from hyperfl_flwr.runs.metrics_tail import NewRecords

@@ -1,7 +1,7 @@
 """Registry of the methods: each module declares one method and its settings; nothing here imports torch.
 
 A method of the user's own has the name `package.module:METHOD`, and is imported when it is looked up, see
-`hyperfl_flwr.core.user_code`.
+`hyperfl_flwr.core.packages.user_code`.
 """
 
 import importlib
@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import get_args
 
 from hyperfl_flwr.core.method import Form, Method, Part, Upload
+from hyperfl_flwr.core.packages.user_code import UserCode, is_user_code
 from hyperfl_flwr.core.settings import Section, declared
 from hyperfl_flwr.core.similar_names import nearest
-from hyperfl_flwr.core.user_code import UserCode, is_user_code
 
 _KEY = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 """Pattern of the key of a section of settings."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.core.packages.user_code import UserCode, is_user_code, user_code_in
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.user_code import UserCode, is_user_code, user_code_in
 from hyperfl_flwr.models.pretrained.names import is_pretrained, parse
 
 

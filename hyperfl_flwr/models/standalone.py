@@ -10,11 +10,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import StateError
-from hyperfl_flwr.core.source_files import copy
+from hyperfl_flwr.core.files.atomic_files import write_atomically
+from hyperfl_flwr.core.packages.source_files import copy
+from hyperfl_flwr.core.packages.user_code import UserCode, is_user_code
 from hyperfl_flwr.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS
-from hyperfl_flwr.core.user_code import UserCode, is_user_code
 from hyperfl_flwr.models.custom.network import CustomTarget
 from hyperfl_flwr.models.layers.dropout import Dropout
 from hyperfl_flwr.models.model_spec import TargetRecipe

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from hyperfl_flwr.core.append_only import append, locked
 from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.core.files.append_only import append, locked
 
 FILE = "data.jsonl"
 

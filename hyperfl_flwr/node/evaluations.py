@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hyperfl_flwr.core.atomic_files import unwritable, write_atomically
 from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.core.files.atomic_files import unwritable, write_atomically
 from hyperfl_flwr.core.tasks import CLASSIFICATION, TASKS, Task
 from hyperfl_flwr.node.private_state import create_client_folder
 

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from hyperfl_flwr.core.append_only import append, locked
 from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.core.files.append_only import append, locked
 from hyperfl_flwr.protocol.messages import CONFIG, MAX_REASON, printable
 from hyperfl_flwr.protocol.packing import unpack_arrays
 from hyperfl_flwr.protocol.sizes import record_bytes

@@ -8,7 +8,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from hyperfl_flwr.core.errors import for_others
-from hyperfl_flwr.core.user_code import is_user_code
+from hyperfl_flwr.core.packages.user_code import is_user_code
 from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.node.ledger import Ledger, LedgerEntry, LedgerError, Origin

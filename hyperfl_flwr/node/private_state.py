@@ -9,10 +9,10 @@ it loses large states in a deployment, and is copied with every message in a sim
 
 from pathlib import Path
 
-from hyperfl_flwr.core.atomic_files import leftovers, unwritable
 from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.core.files.atomic_files import leftovers, unwritable
+from hyperfl_flwr.core.files.storage import Arrays, read_arrays, stored_bytes, write_arrays
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.storage import Arrays, read_arrays, stored_bytes, write_arrays
 from hyperfl_flwr.flower.home import get_flwr_home
 
 FOLDER_SIZE = 1000

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hyperfl_flwr.core.atomic_files import leftovers, unwritable
 from hyperfl_flwr.core.errors import StateError
-from hyperfl_flwr.core.storage import Arrays, read_arrays, write_arrays
+from hyperfl_flwr.core.files.atomic_files import leftovers, unwritable
+from hyperfl_flwr.core.files.storage import Arrays, read_arrays, write_arrays
 from hyperfl_flwr.node.private_state import PrivateState, create_client_folder
 
 PATTERN = "received-*.npz"

@@ -12,9 +12,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from hyperfl_flwr.core.append_only import append, locked
-from hyperfl_flwr.core.atomic_files import unwritable
 from hyperfl_flwr.core.errors import RefusalError, StateError
+from hyperfl_flwr.core.files.append_only import append, locked
+from hyperfl_flwr.core.files.atomic_files import unwritable
 from hyperfl_flwr.core.setting_types import Scalar
 
 FILE = "run.json"

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperfl_flwr.core.atomic_files import unwritable
 from hyperfl_flwr.core.errors import StateError
-from hyperfl_flwr.core.storage import Arrays, read_arrays, write_arrays
+from hyperfl_flwr.core.files.atomic_files import unwritable
+from hyperfl_flwr.core.files.storage import Arrays, read_arrays, write_arrays
+from hyperfl_flwr.core.packages.user_code import user_code_in
 from hyperfl_flwr.core.tasks import TASKS
-from hyperfl_flwr.core.user_code import user_code_in
 from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.node.private_state import create_client_folder, run_folder
 

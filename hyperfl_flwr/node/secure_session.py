@@ -19,9 +19,9 @@ from typing import Protocol
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from hyperfl_flwr.core.atomic_files import unwritable, write_atomically
 from hyperfl_flwr.core.errors import RefusalError, StateError
-from hyperfl_flwr.core.folder_lock import wait_for_folder
+from hyperfl_flwr.core.files.atomic_files import unwritable, write_atomically
+from hyperfl_flwr.core.files.folder_lock import wait_for_folder
 from hyperfl_flwr.protocol.secure_sums.keys import simulated_key
 from hyperfl_flwr.protocol.secure_sums.masks import Step
 

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
-from hyperfl_flwr.runs.panels import COLOURS
-from hyperfl_flwr.runs.plots import INK, RULES, STYLE
+from hyperfl_flwr.runs.figures.panels import COLOURS
+from hyperfl_flwr.runs.figures.plots import INK, RULES, STYLE
 
 THEME = {INK: "ink", RULES: "rules"} | dict(zip(COLOURS, ("blue", "vermillion", "green", "purple"), strict=True))
 """Colours of figures and the variables of `templates/page.css` that have a value for each theme."""
@@ -26,7 +26,7 @@ def svg(figure: Figure, name: str, description: str) -> Markup:
     """Return a figure as an SVG element for an HTML page; equal figures give equal text.
 
     Args:
-        figure: Figure drawn with `hyperfl_flwr.runs.plots.STYLE`.
+        figure: Figure drawn with `hyperfl_flwr.runs.figures.plots.STYLE`.
         name: Name of letters and hyphens, unique on its page: ids begin with it.
         description: Text alternative of the figure, for screen readers.
     """

@@ -7,14 +7,15 @@ security policy forbids a browser to run or load anything else.
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.files.atomic_files import write_atomically
 from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import Task
@@ -117,6 +118,11 @@ def megabytes(size: float) -> str:
     return f"{size / 1e6:.3f} MB"
 
 
+def moment(time: str | None) -> str:
+    """Return a time of a manifest in UTC, such as `2026-11-30 16:49:40 UTC`; a dash for None."""
+    return NOTHING if time is None else f"{datetime.fromisoformat(time).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
 def sentence(text: str) -> str:
     """Return a warning of the log, which follows a name or a colon there, as a sentence of its own."""
     return f"{text[:1].upper()}{text[1:]}."
@@ -133,8 +139,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    filters = {"counted": counted, "megabytes": megabytes, "percent": percent, "plain": plain, "sentence": sentence}
-    environment.filters |= filters
+    filters = (counted, megabytes, moment, percent, plain, sentence)
+    environment.filters |= {each.__name__: each for each in filters}
     return environment
 
 

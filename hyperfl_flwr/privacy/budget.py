@@ -21,8 +21,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
-from hyperfl_flwr.core.append_only import append, locked
 from hyperfl_flwr.core.errors import RefusalError, StateError
+from hyperfl_flwr.core.files.append_only import append, locked
 from hyperfl_flwr.privacy.accounting import Mechanism, NoisyStep, composed_epsilon
 from hyperfl_flwr.privacy.release import RANDOMISED, BoundedBy, Neighbours, Release, Unit
 

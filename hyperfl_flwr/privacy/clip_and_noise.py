@@ -6,7 +6,7 @@ Small noise multipliers z, which defeat the attacks of this project at little co
 differential privacy.
 
 Values with noise are multiples of a grid, so that no low-order bits give the change away
-(`hyperfl_flwr.core.grid_noise`).
+(`hyperfl_flwr.core.noise.grid_noise`).
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperfl_flwr.core.grid_noise import grid_for, noisy_on_grid, sensitivity
+from hyperfl_flwr.core.noise.grid_noise import grid_for, noisy_on_grid, sensitivity
 
 _ATTEMPTS = 24
 """Number of attempts to shorten a change before it is dropped."""

@@ -30,7 +30,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from hyperfl_flwr.core.gaussian_noise import gaussian
+from hyperfl_flwr.core.noise.gaussian_noise import gaussian
 from hyperfl_flwr.core.setting_types import Pooling
 from hyperfl_flwr.models.encoder import BATCH, Encoder
 from hyperfl_flwr.privacy.gaussian_mechanism import smallest_sigma

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperfl_flwr.core.errors import StateError
-from hyperfl_flwr.core.folder_lock import wait_for_folder
-from hyperfl_flwr.core.storage import read_arrays, write_arrays
+from hyperfl_flwr.core.files.folder_lock import wait_for_folder
+from hyperfl_flwr.core.files.storage import read_arrays, write_arrays
 
 _VECTOR = "vector"
 

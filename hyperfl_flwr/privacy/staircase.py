@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperfl_flwr.core.gaussian_noise import CHUNK, random_bytes
+from hyperfl_flwr.core.noise.gaussian_noise import CHUNK, random_bytes
 
 Bits = Callable[[int], NDArray[np.uint64]]
 """Function that returns the given number of independent uniform 64-bit integers."""

@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from hyperfl_flwr.core.checked_files import read_header
+from hyperfl_flwr.core.files.checked_files import read_header
 from hyperfl_flwr.protocol.arrays import SharedArrays, per_client_key
 from hyperfl_flwr.protocol.messages import printable
 

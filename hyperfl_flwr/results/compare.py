@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperfl_flwr.core.code_version import code_versions
 from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.packages.code_version import code_versions
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import Task, task_of
 from hyperfl_flwr.results.compared_runs import Run, differing_keys, have_same_clients, read_runs

@@ -6,11 +6,11 @@ from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.tasks import CLASSIFICATION, REGRESSION, Task
 from hyperfl_flwr.metrics.intervals import CONFIDENCE
 from hyperfl_flwr.pages.figures import captioned
-from hyperfl_flwr.pages.render import NOTHING, plain, write_page
+from hyperfl_flwr.pages.render import NOTHING, moment, plain, write_page
 from hyperfl_flwr.results.compare import Comparison
 from hyperfl_flwr.results.compared_runs import Run
 from hyperfl_flwr.results.differences import Difference, Spread
-from hyperfl_flwr.runs.plots import comparison_panels
+from hyperfl_flwr.runs.figures.plots import comparison_panels
 
 MOST_NAMED = 3
 """Largest number of groups that the page's title names."""
@@ -86,7 +86,13 @@ def write_comparison(found: Comparison, file: Path) -> Path:
         settings=settings_rows(found),
         figures=captioned(figures),
         runs=[
-            (group.label, str(run.path), plain(run.settings["seed"]), run.manifest["start"], run.manifest["status"])
+            (
+                group.label,
+                str(run.path),
+                plain(run.settings["seed"]),
+                moment(run.manifest["start"]),
+                run.manifest["status"],
+            )
             for group in found.groups
             for run in group.runs
         ],

@@ -24,12 +24,12 @@ from hyperfl_flwr.app.restore import Restored, restored
 from hyperfl_flwr.config.joining import inherited, joining_config
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.arithmetic import set_arithmetic
-from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import HyperFLError, RunDirectoryError, StateError
+from hyperfl_flwr.core.files.atomic_files import write_atomically
+from hyperfl_flwr.core.packages.user_code import is_user_code
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import Task
-from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.data.federated_data import ClientData
 from hyperfl_flwr.data.grouped_split import AUTO
 from hyperfl_flwr.data.sample_format import title_of

@@ -12,9 +12,9 @@ from clients.novel.labelled import labelled_dataset
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.joining import has_new_clients, open_joinable
 from hyperfl_flwr.config.node_config import JOIN_DATA, NOVEL_OUTPUT, SIMULATED
+from hyperfl_flwr.core.packages.user_code import is_user_code
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import TASKS, Task
-from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.data.grouped_split import AUTO
 from hyperfl_flwr.models.standalone import FACTS, PARAMETERS, SCRIPT
 from hyperfl_flwr.runs.run_directory import refuse_used_directory

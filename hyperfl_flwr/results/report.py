@@ -32,9 +32,9 @@ from hyperfl_flwr.results.report_rows import (
 )
 from hyperfl_flwr.runs.cross_site import CrossSite
 from hyperfl_flwr.runs.failures import away_text, nobody_text, read_failures
+from hyperfl_flwr.runs.figures.matrix_plot import matrix_figure
+from hyperfl_flwr.runs.figures.plots import clients_figure, labels_figure, run_panels
 from hyperfl_flwr.runs.listed_clients import is_listed, label_rows
-from hyperfl_flwr.runs.matrix_plot import matrix_figure
-from hyperfl_flwr.runs.plots import clients_figure, labels_figure, run_panels
 from hyperfl_flwr.runs.privacy_statement import statement_text
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.runs.run_directory import (

@@ -3,9 +3,9 @@
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from hyperfl_flwr.core.atomic_files import leftovers
 from hyperfl_flwr.core.errors import StateError
-from hyperfl_flwr.core.storage import read_arrays, stored_bytes, write_arrays
+from hyperfl_flwr.core.files.atomic_files import leftovers
+from hyperfl_flwr.core.files.storage import read_arrays, stored_bytes, write_arrays
 from hyperfl_flwr.protocol.arrays import SharedArrays
 
 KEPT = 2

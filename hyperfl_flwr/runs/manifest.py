@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from hyperfl_flwr.core.code_version import code_entry
+from hyperfl_flwr.core.packages.code_version import code_entry
+from hyperfl_flwr.core.packages.versions import versions
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import task_of
-from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.runs.listed_clients import labels_entry, nodes_entry
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.server.federation import Federation

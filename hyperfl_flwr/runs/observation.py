@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperfl_flwr.core.errors import StateError
-from hyperfl_flwr.core.storage import read_arrays, write_arrays
+from hyperfl_flwr.core.files.storage import read_arrays, write_arrays
 
 Arrays = Mapping[str, NDArray[Any]]
 """Arrays by `group/name`."""

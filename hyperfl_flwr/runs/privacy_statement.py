@@ -9,8 +9,8 @@ from typing import Any, cast
 from hyperfl_flwr.config.run_config import has_private_classifier, randomises_weights
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.core.packages.user_code import is_user_code
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.privacy.accounting import (
     Noise,
     central_limit_epsilon,

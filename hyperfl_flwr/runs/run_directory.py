@@ -33,12 +33,12 @@ from pathlib import Path
 from typing import Any
 
 from hyperfl_flwr.config.table import default_settings, training_autos
-from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import RunDirectoryError, StateError
-from hyperfl_flwr.core.folder_lock import lock_folder
+from hyperfl_flwr.core.files.atomic_files import write_atomically
+from hyperfl_flwr.core.files.folder_lock import lock_folder
+from hyperfl_flwr.core.packages.user_code import is_user_code
 from hyperfl_flwr.core.run_folder import manifest_file
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.data.registry import DATASETS
 from hyperfl_flwr.data.sample_format import is_local_data, local_data_path, placeholder_of
 from hyperfl_flwr.protocol.messages import Failure

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.core.packages.user_code import is_user_code, user_code_in
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.user_code import is_user_code, user_code_in
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.runs.run_directory import read_manifest
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord
 
-from hyperfl_flwr.core.versions import differing
+from hyperfl_flwr.core.packages.versions import differing
 from hyperfl_flwr.protocol.hosting import MOST_NODES
 from hyperfl_flwr.protocol.messages import DATA_VERSION, NUM_EXAMPLES, PROPERTIES, printable, record_of
 from hyperfl_flwr.protocol.queries import COLUMNS, CROSS_SITE, NOVEL, PROBLEM

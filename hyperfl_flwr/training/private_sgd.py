@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from hyperfl_flwr.core.device import send
-from hyperfl_flwr.core.gaussian_noise import gaussian_tensor
+from hyperfl_flwr.core.noise.gaussian_noise import gaussian_tensor
 from hyperfl_flwr.core.setting_types import CLIP_NORMS
 from hyperfl_flwr.models.layers.dropout import seed_dropout
 from hyperfl_flwr.models.losses import loss_of

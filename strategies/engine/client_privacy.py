@@ -1,7 +1,7 @@
 """The server's part in differential privacy of whole clients: noise on sums, and the record of what is released.
 
 One client, removed from a round or added, moves the exact sum of changes by at most C. The sum that the server has is
-rounded, and the noise covers that, too (`hyperfl_flwr.core.grid_noise`). All clients have the same weight, and
+rounded, and the noise covers that, too (`hyperfl_flwr.core.noise.grid_noise`). All clients have the same weight, and
 the number of clients that finished is public, so the mean is post-processing of the sum. With noise from the nodes,
 alone or in a secure sum, the server only records the releases. Sampling clients (`fraction-train`) does not lower
 epsilon: the server, which samples, knows who takes part.
@@ -15,7 +15,7 @@ import numpy as np
 
 from hyperfl_flwr.config.privacy import PrivacyConfig
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.core.grid_noise import grid_for, noisy_on_grid, sensitivity
+from hyperfl_flwr.core.noise.grid_noise import grid_for, noisy_on_grid, sensitivity
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.runs.releases import SumRelease, record_release
 from strategies.engine.context import ServerContext

@@ -19,8 +19,8 @@ import pytest
 from programs import LocalDeployment, local_deployment
 from waiting import eventually
 
-from hyperfl_flwr.deploy.check_server import is_in_use
-from hyperfl_flwr.deploy.probe import probe
+from hyperfl_flwr.deploy.checks.probe import probe
+from hyperfl_flwr.deploy.checks.server import is_in_use
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "how-to" / "deploy-security.md"

@@ -22,7 +22,7 @@ from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.provision import init
 from hyperfl_flwr.deploy.register import register
 from hyperfl_flwr.deploy.superlink import DeployedSuperLink
-from hyperfl_flwr.launch.flower_env import training_environment
+from hyperfl_flwr.launch.flower.env import training_environment
 from hyperfl_flwr.runs.run_directory import read_metrics
 
 HYPERFL = Path(sys.executable).with_name("hyperfl")

@@ -23,11 +23,11 @@ from waiting import PATIENCE, eventually
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.ports import free_port
 from hyperfl_flwr.deploy.admission import wait_for_admission
+from hyperfl_flwr.deploy.checks.probe import probe
 from hyperfl_flwr.deploy.keys import write_node_key
 from hyperfl_flwr.deploy.layout import Deployment
-from hyperfl_flwr.deploy.probe import probe
 from hyperfl_flwr.deploy.registered_nodes import registered_nodes
-from hyperfl_flwr.launch.flower_env import flower_command
+from hyperfl_flwr.launch.flower.env import flower_command
 from hyperfl_flwr.runs.run_directory import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -32,9 +32,9 @@ from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import with_defaults
+from hyperfl_flwr.core.files.storage import read_arrays
 from hyperfl_flwr.core.ports import free_port
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.launch.app_bundle import commit
 from hyperfl_flwr.launch.tensorboard import FOLDER
 from hyperfl_flwr.privacy.budget import FILE, read_record

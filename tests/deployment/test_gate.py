@@ -26,7 +26,7 @@ from waiting import PATIENCE, eventually
 
 from hyperfl_flwr.deploy.gate import sent_key
 from hyperfl_flwr.deploy.render import render
-from hyperfl_flwr.launch.flower_env import flower_command
+from hyperfl_flwr.launch.flower.env import flower_command
 from hyperfl_flwr.runs.run_directory import read_metrics
 
 ELSEWHERE = "127.0.0.3"

@@ -13,7 +13,7 @@ from experiments.study import load_study
 from experiments.study_folder import StudyManifest, open_study_folder
 from hyperfl_flwr.contract.folders import last_checkpoint
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
-from hyperfl_flwr.core.storage import read_arrays
+from hyperfl_flwr.core.files.storage import read_arrays
 
 BEGUN = StudyManifest(study="figure-8", quick=True, changes={})
 

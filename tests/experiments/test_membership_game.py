@@ -16,15 +16,15 @@ from typer.testing import CliRunner
 
 from hyperfl_flwr.attacks.knowledge import TrainingKnowledge
 from hyperfl_flwr.attacks.readout import Readout, read_out
-from hyperfl_flwr.audit import shadow_views
-from hyperfl_flwr.audit.membership_game import MembershipGame
-from hyperfl_flwr.audit.membership_results import is_recognised
-from hyperfl_flwr.audit.shadow_data import draws_of, load_shadow_data
-from hyperfl_flwr.audit.shadow_runs import open_game, play_some
-from hyperfl_flwr.audit.shadow_views import fit_classifier, view_title, views_of
+from hyperfl_flwr.audit.membership import shadow_views
+from hyperfl_flwr.audit.membership.game import MembershipGame
+from hyperfl_flwr.audit.membership.results import is_recognised
+from hyperfl_flwr.audit.membership.shadow_data import draws_of, load_shadow_data
+from hyperfl_flwr.audit.membership.shadow_runs import open_game, play_some
+from hyperfl_flwr.audit.membership.shadow_views import fit_classifier, view_title, views_of
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
-from hyperfl_flwr.core.storage import read_arrays
+from hyperfl_flwr.core.files.storage import read_arrays
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.runs.observation import Observation

@@ -18,7 +18,7 @@ from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.contract.base import SMALL, Federate
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.node.ledger import ArrayEntry, Ledger, LedgerEntry, RecordEntry
-from hyperfl_flwr.pages.render import TEMPLATES
+from hyperfl_flwr.pages.render import NOTHING, TEMPLATES, moment
 from hyperfl_flwr.protocol.messages import Failure
 from hyperfl_flwr.results.report import write_report
 from hyperfl_flwr.runs.run_directory import RunDirectory
@@ -36,6 +36,11 @@ def named_badly(tmp_path: Path) -> str:
     file = tmp_path / "<script>$\\frac$.npz"
     np.savez(file, images=digits.images[:300], labels=digits.labels[:300])
     return f"npz:{file}"
+
+
+def test_times_of_a_page_are_in_utc() -> None:
+    assert moment("2026-11-30T00:49:40+0200") == "2026-11-29 22:49:40 UTC"
+    assert moment(None) == NOTHING
 
 
 def test_a_run_s_page_escapes_settings_reasons_and_nodes(federate: Federate, named_badly: str) -> None:

@@ -11,14 +11,14 @@ from federations import small_settings
 from html_pages import Page
 from typer.testing import CliRunner
 
-from hyperfl_flwr.audit.property_attacks import by_bias, views_in
-from hyperfl_flwr.audit.property_game import PropertyGame
-from hyperfl_flwr.audit.property_views import ACCURACIES, views_of
-from hyperfl_flwr.audit.shadow_runs import check_failures, open_game, play_some
+from hyperfl_flwr.audit.membership.shadow_runs import check_failures, open_game, play_some
+from hyperfl_flwr.audit.property.attacks import by_bias, views_in
+from hyperfl_flwr.audit.property.game import PropertyGame
+from hyperfl_flwr.audit.property.views import ACCURACIES, views_of
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.cli.shadow_federations import play_all
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
-from hyperfl_flwr.core.storage import read_arrays
+from hyperfl_flwr.core.files.storage import read_arrays
 from hyperfl_flwr.data.registry import load_dataset
 
 FEDERATIONS = 8

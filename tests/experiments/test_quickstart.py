@@ -14,7 +14,7 @@ from hyperfl_flwr.contract.base import Federate
 from hyperfl_flwr.contract.grids import plain_grid
 from hyperfl_flwr.launch.quickstart import METHODS, SEEDS, Spread, quickstart_settings
 from hyperfl_flwr.methods import METHODS as RECOMMENDED
-from hyperfl_flwr.runs.plots import plot_comparison
+from hyperfl_flwr.runs.figures.plots import plot_comparison
 
 PAGE = ROOT / "docs" / "results" / "index.md"
 

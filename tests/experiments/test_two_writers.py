@@ -12,8 +12,8 @@ from experiments.claims import TAKEN, claimed
 from experiments.runner import run_cells
 from experiments.study import load_study
 from experiments.study_folder import StudyManifest, is_finished, open_study_folder, read_study_manifest
-from hyperfl_flwr.core import folder_lock
 from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.files import folder_lock
 from hyperfl_flwr.runs.run_directory import read_manifest
 
 WRITERS = 8

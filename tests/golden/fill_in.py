@@ -23,7 +23,7 @@ from typing import Any
 from experiments.golden import FILE, fingerprints
 from experiments.records import Records, find_records, manifest_of, read_records, shipped_records
 from hyperfl_flwr.config.table import with_defaults
-from hyperfl_flwr.core.atomic_files import write_atomically
+from hyperfl_flwr.core.files.atomic_files import write_atomically
 
 HERE = Path(__file__).parent
 

@@ -11,7 +11,7 @@ from federations import small_settings, trained
 from novel_owner import CLASSES, SIDE, N
 from PIL import Image
 
-from hyperfl_flwr.core.package_finder import finders_of
+from hyperfl_flwr.core.packages.package_finder import finders_of
 from hyperfl_flwr.privacy.staircase import Staircase
 
 

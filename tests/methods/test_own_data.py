@@ -26,7 +26,7 @@ from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.launch.tensorboard import write_event_files
 from hyperfl_flwr.results.export import model_of_node, model_of_run
 from hyperfl_flwr.results.report import write_report
-from hyperfl_flwr.runs.plots import run_figure
+from hyperfl_flwr.runs.figures.plots import run_figure
 from hyperfl_flwr.runs.run_directory import read_manifest
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 

@@ -23,8 +23,8 @@ from hyperfl_flwr.contract.base import Federate
 from hyperfl_flwr.contract.folders import outcome
 from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError, StateError
-from hyperfl_flwr.core.source_files import digest_of
-from hyperfl_flwr.core.user_code import UserCode
+from hyperfl_flwr.core.packages.source_files import digest_of
+from hyperfl_flwr.core.packages.user_code import UserCode
 from hyperfl_flwr.deploy.ledger_view import runs_of
 from hyperfl_flwr.launch.app_bundle import build_app
 from hyperfl_flwr.methods import METHODS, method_sections

@@ -22,8 +22,8 @@ from hyperfl_flwr.contract.base import Federate
 from hyperfl_flwr.contract.folders import current_private, last_checkpoint, outcome
 from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
+from hyperfl_flwr.core.packages.user_code import is_user_code
 from hyperfl_flwr.core.rng import torch_generator
-from hyperfl_flwr.core.user_code import is_user_code
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models import initialisation as initialisation_module
 from hyperfl_flwr.models.custom.network import CustomTarget
@@ -155,7 +155,7 @@ def test_a_run_says_whose_network_it_trained_and_keeps_it(
 
     assert (run / "model" / "own_networks.py").read_bytes() == Path(own_networks.__file__).read_bytes()
     refuse_changed_sources(manifest, manifest["settings"])
-    monkeypatch.setattr("hyperfl_flwr.core.user_code.digest_of", lambda _: "another")
+    monkeypatch.setattr("hyperfl_flwr.core.packages.user_code.digest_of", lambda _: "another")
     with pytest.raises(RunDirectoryError, match="the source of own_networks:build has changed"):
         refuse_changed_sources(manifest, manifest["settings"])
     assert "model" not in read_manifest(federate("fedavg"))

@@ -18,8 +18,8 @@ from hyperfl_flwr.contract.folders import last_checkpoint, metrics, outcome, pri
 from hyperfl_flwr.contract.grids import KilledError, KilledGrid, RecordingGrid, Settings
 from hyperfl_flwr.contract.leaks import leaks
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.files.storage import read_arrays
 from hyperfl_flwr.core.rng import torch_generator
-from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.launch.planning import plan
 from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig

@@ -36,7 +36,7 @@ from hyperfl_flwr.protocol.packing import pack_arrays
 from hyperfl_flwr.protocol.queries import ASSESS, CLASSIFIERS, ERRORS, GRADIENTS, QuerySpec
 from hyperfl_flwr.results.export import model_of_run
 from hyperfl_flwr.results.report import write_report
-from hyperfl_flwr.runs.plots import plot_run
+from hyperfl_flwr.runs.figures.plots import plot_run
 from hyperfl_flwr.runs.run_directory import read_metrics
 from hyperfl_flwr.runs.summary import summarise
 from hyperfl_flwr.server.in_process_grid import InProcessGrid

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from hyperfl_flwr.contract.base import Federate
-from hyperfl_flwr.runs.plots import run_figure
+from hyperfl_flwr.runs.figures.plots import run_figure
 
 TITLES = {"mean test accuracy of the clients", "mean training loss of the clients"}
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hyperfl_flwr.core import discrete_gaussian as module
-from hyperfl_flwr.core.discrete_gaussian import (
+from hyperfl_flwr.core.noise import discrete_gaussian as module
+from hyperfl_flwr.core.noise.discrete_gaussian import (
     CHUNK,
     LARGEST_STD,
     SMALLEST_STD,

@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 from scipy.optimize import brentq
 
-from hyperfl_flwr.audit.client_game import ClientGame
-from hyperfl_flwr.audit.dp_games import GUESSED, Guesses, chance, lower_bound
-from hyperfl_flwr.audit.record_game import RecordGame
+from hyperfl_flwr.audit.membership.client_game import ClientGame
+from hyperfl_flwr.audit.membership.dp_games import GUESSED, Guesses, chance, lower_bound
+from hyperfl_flwr.audit.membership.record_game import RecordGame
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.privacy.accounting import Noise, client_noise, record_noise
 

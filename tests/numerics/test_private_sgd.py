@@ -11,7 +11,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hyperfl_flwr.core.gaussian_noise import CHUNK, gaussian_tensor
+from hyperfl_flwr.core.noise.gaussian_noise import CHUNK, gaussian_tensor
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.data.augmentation import Augmentation
 from hyperfl_flwr.models.initialisation import initial_state

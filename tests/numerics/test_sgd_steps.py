@@ -14,8 +14,8 @@ from hyperfl_flwr.app import client as client_app
 from hyperfl_flwr.app import server as server_app
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.core.files.storage import read_arrays
 from hyperfl_flwr.core.rng import torch_generator
-from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.data.federated_data import ClientData, load_federated_data
 from hyperfl_flwr.models.initialisation import ordinary_parameters
 from hyperfl_flwr.models.targets import build_target

@@ -7,8 +7,8 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from hyperfl_flwr.attacks.shadow_scores import likelihood_ratios, loss_scores, scaled_confidences
-from hyperfl_flwr.audit.membership_results import LEAST_FALSE_POSITIVES, Outcome, Scored, non_members_needed, outcome
-from hyperfl_flwr.audit.shadow_data import draw
+from hyperfl_flwr.audit.membership.results import LEAST_FALSE_POSITIVES, Outcome, Scored, non_members_needed, outcome
+from hyperfl_flwr.audit.membership.shadow_data import draw
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.metrics import intervals, roc
 

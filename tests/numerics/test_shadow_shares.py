@@ -8,8 +8,8 @@ from sklearn.linear_model import Ridge
 from hyperfl_flwr.attacks.bias_shares import class_gradients, during_round, shares_of_bias
 from hyperfl_flwr.attacks.shadow_shares import PENALTIES, estimates
 from hyperfl_flwr.attacks.upload_sketch import LENGTH, sketch, sketch_of_upload
-from hyperfl_flwr.audit.property_attacks import ATTACKS, CONTROLS, View, estimated
-from hyperfl_flwr.audit.property_results import Guesses, best_attack, is_revealed, outcome, verdict
+from hyperfl_flwr.audit.property.attacks import ATTACKS, CONTROLS, View, estimated
+from hyperfl_flwr.audit.property.results import Guesses, best_attack, is_revealed, outcome, verdict
 from hyperfl_flwr.runs.observation import Observation
 from hyperfl_flwr.training.per_example import PerExampleGradients
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from hyperfl_flwr.core import grid_noise
-from hyperfl_flwr.core.gaussian_noise import CHUNK, gaussian
-from hyperfl_flwr.core.grid_noise import grid_for, noisy_on_grid, sensitivity
+from hyperfl_flwr.core.noise import grid_noise
+from hyperfl_flwr.core.noise.gaussian_noise import CHUNK, gaussian
+from hyperfl_flwr.core.noise.grid_noise import grid_for, noisy_on_grid, sensitivity
 from hyperfl_flwr.privacy.clip_and_noise import protect
 
 RECEIVED = [np.array([[1.0, 2.0]], dtype=np.float32), np.array([3.0], dtype=np.float32)]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from hyperfl_flwr.core import checked_files
 from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.core.files import checked_files
 from hyperfl_flwr.data.sources.image_files import decode
 from hyperfl_flwr.data.sources.npz import read_npz, read_samples
 

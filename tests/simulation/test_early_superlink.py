@@ -5,9 +5,10 @@ import time
 import pytest
 
 from hyperfl_flwr.core.errors import InstallationError
-from hyperfl_flwr.launch import local_superlink, processes
-from hyperfl_flwr.launch.early_superlink import EarlySuperLink
-from hyperfl_flwr.launch.local_superlink import LocalSuperLink
+from hyperfl_flwr.launch import processes
+from hyperfl_flwr.launch.flower import local_superlink
+from hyperfl_flwr.launch.flower.early_superlink import EarlySuperLink
+from hyperfl_flwr.launch.flower.local_superlink import LocalSuperLink
 
 pytestmark = pytest.mark.slow
 

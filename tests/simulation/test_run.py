@@ -21,8 +21,8 @@ from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
+from hyperfl_flwr.core.files.storage import read_arrays
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.launch.processes import descendants, process_table
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 

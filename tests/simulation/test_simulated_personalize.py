@@ -12,8 +12,8 @@ from federations import small_settings, trained
 
 from clients.novel.on_demand import NovelOwner
 from hyperfl_flwr.launch.app_bundle import build_app
-from hyperfl_flwr.launch.flower_env import federation_config
-from hyperfl_flwr.launch.local_superlink import LocalSuperLink
+from hyperfl_flwr.launch.flower.env import federation_config
+from hyperfl_flwr.launch.flower.local_superlink import LocalSuperLink
 from hyperfl_flwr.results.personalize import personalize
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]

@@ -16,9 +16,9 @@ from waiting import PATIENCE, eventually
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.flower.ray_start import ATTEMPTS
 from hyperfl_flwr.launch import network_namespace, processes
-from hyperfl_flwr.launch.flower_client import RunStatus
-from hyperfl_flwr.launch.flower_env import federation_config
-from hyperfl_flwr.launch.local_superlink import LocalSuperLink
+from hyperfl_flwr.launch.flower.client import RunStatus
+from hyperfl_flwr.launch.flower.env import federation_config
+from hyperfl_flwr.launch.flower.local_superlink import LocalSuperLink
 from hyperfl_flwr.launch.other_accounts import NOBODY
 
 pytestmark = pytest.mark.slow
@@ -68,8 +68,8 @@ VICTIM = """
 import sys, time
 from pathlib import Path
 from hyperfl_flwr.launch import processes
-from hyperfl_flwr.launch.flower_env import federation_config
-from hyperfl_flwr.launch.local_superlink import LocalSuperLink
+from hyperfl_flwr.launch.flower.env import federation_config
+from hyperfl_flwr.launch.flower.local_superlink import LocalSuperLink
 app, run_config = Path(sys.argv[1]), Path(sys.argv[2])
 with LocalSuperLink() as superlink:
     superlink.submit(app, run_config, federation_config(1, 1))

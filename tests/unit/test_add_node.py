@@ -19,13 +19,13 @@ import pytest
 from federations import Call
 
 from hyperfl_flwr.cli import deploy as deploy_commands
-from hyperfl_flwr.core import folder_lock
 from hyperfl_flwr.core.errors import ConfigError, StateError
-from hyperfl_flwr.core.folder_lock import wait_for_folder
+from hyperfl_flwr.core.files import folder_lock
+from hyperfl_flwr.core.files.folder_lock import wait_for_folder
 from hyperfl_flwr.core.ports import free_port
 from hyperfl_flwr.deploy import layout
 from hyperfl_flwr.deploy.add_node import add_node, next_steps
-from hyperfl_flwr.deploy.check_peers import listed_keys, pinned_keys
+from hyperfl_flwr.deploy.checks.peers import listed_keys, pinned_keys
 from hyperfl_flwr.deploy.gate import gate, sent_key
 from hyperfl_flwr.deploy.keys import read_node_key, read_public_key
 from hyperfl_flwr.deploy.layout import Deployment

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from hyperfl_flwr.core import versions
-from hyperfl_flwr.core.code_version import code_digest, code_entry
+from hyperfl_flwr.core.packages import versions
+from hyperfl_flwr.core.packages.code_version import code_digest, code_entry
 from hyperfl_flwr.launch import app_bundle
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-PROGRAM = "import json; from hyperfl_flwr.core.code_version import code_entry; print(json.dumps(code_entry()))"
+PROGRAM = "import json; from hyperfl_flwr.core.packages.code_version import code_entry; print(json.dumps(code_entry()))"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hyperfl_flwr.core.errors import StateError
-from hyperfl_flwr.core.storage import write_arrays
+from hyperfl_flwr.core.files.storage import write_arrays
 from hyperfl_flwr.runs.checkpoint import Checkpoints, Progress
 
 ARRAYS = {"model/weight": np.linspace(0, 1, 5, dtype=np.float32)}

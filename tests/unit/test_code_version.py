@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hyperfl_flwr.core import code_version, versions
-from hyperfl_flwr.core.code_version import code_digest, code_entry, code_versions
+from hyperfl_flwr.core.packages import code_version, versions
+from hyperfl_flwr.core.packages.code_version import code_digest, code_entry, code_versions
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 

@@ -11,8 +11,8 @@ from hyperfl_flwr import ROOT
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings, resumable_changes
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.files.toml_files import flatten
 from hyperfl_flwr.core.similar_names import nearest
-from hyperfl_flwr.core.toml_files import flatten
 from hyperfl_flwr.data.sample_format import SampleFormat
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.methods.hyperfl import HyperFLConfig

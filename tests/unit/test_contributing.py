@@ -29,7 +29,7 @@ from hyperfl_flwr.audit.options import Options
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.contract.base import Federate
 from hyperfl_flwr.contract.folders import exact, last_checkpoint
-from hyperfl_flwr.core.toml_files import settings_text
+from hyperfl_flwr.core.files.toml_files import settings_text
 from hyperfl_flwr.data.registry import DATASETS
 from hyperfl_flwr.data.sources.torchvision import TorchvisionFiles, grey_images
 from hyperfl_flwr.methods import METHODS

@@ -13,7 +13,7 @@ from flwr.simulation.ray_transport.ray_actor import pool_size_from_resources
 
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.launch.core_locks import CoreSlots, slots_folder, usable_cores
-from hyperfl_flwr.launch.flower_env import federation_config
+from hyperfl_flwr.launch.flower.env import federation_config
 
 HOLDER = """
 import subprocess, sys

@@ -21,8 +21,8 @@ from PIL import Image
 from hyperfl_flwr.core.errors import ConfigError, StateError
 from hyperfl_flwr.core.ports import free_port
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.deploy import check_node
-from hyperfl_flwr.deploy.check_server import check
+from hyperfl_flwr.deploy.checks import node as check_node
+from hyperfl_flwr.deploy.checks.server import check
 from hyperfl_flwr.deploy.keys import (
     read_node_key,
     read_public_key,

@@ -16,7 +16,7 @@ from federations import Call
 from little_servers import NODE_COLUMNS
 
 from hyperfl_flwr.core.errors import ConfigError, StateError
-from hyperfl_flwr.deploy.check_peers import listed_keys, pinned_keys
+from hyperfl_flwr.deploy.checks.peers import listed_keys, pinned_keys
 from hyperfl_flwr.deploy.gate import gate, sent_key
 from hyperfl_flwr.deploy.keys import public_line, read_node_key, read_public_key, write_node_key
 from hyperfl_flwr.deploy.layout import Deployment

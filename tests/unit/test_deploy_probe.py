@@ -7,10 +7,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from little_servers import https_server, silent_server
 
-import hyperfl_flwr.deploy.probe
+import hyperfl_flwr.deploy.checks.probe
 from hyperfl_flwr.core.ports import free_port
+from hyperfl_flwr.deploy.checks.probe import Answer, clock, probe
 from hyperfl_flwr.deploy.keys import write_authority, write_server_certificate
-from hyperfl_flwr.deploy.probe import Answer, clock, probe
 from hyperfl_flwr.flower.superlink.fleet_api import Registration, ask_registration
 from hyperfl_flwr.launch.findings import Level
 
@@ -83,7 +83,7 @@ def test_a_name_that_nobody_has(folder: Path) -> None:
 
 
 def test_a_program_that_says_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hyperfl_flwr.deploy.probe, "SECONDS", 0.5)
+    monkeypatch.setattr(hyperfl_flwr.deploy.checks.probe, "SECONDS", 0.5)
     with silent_server() as port:
         assert "does not answer within" in told("127.0.0.1", port, folder / "ca.crt")[1]
 

@@ -22,7 +22,7 @@ from flwr.superlink.federation import NoOpFederationManager
 
 import hyperfl_flwr.deploy.run
 from hyperfl_flwr.core.errors import ConfigError, RunFailedError, StateError
-from hyperfl_flwr.core.folder_lock import lock_folder
+from hyperfl_flwr.core.files.folder_lock import lock_folder
 from hyperfl_flwr.core.ports import free_port
 from hyperfl_flwr.deploy.keys import read_public_key
 from hyperfl_flwr.deploy.layout import Deployment
@@ -33,8 +33,8 @@ from hyperfl_flwr.deploy.status import MOST_PROBLEMS, Status
 from hyperfl_flwr.deploy.status_server import StatusServer, status_page
 from hyperfl_flwr.deploy.superlink import DeployedSuperLink
 from hyperfl_flwr.flower.superlink import database
-from hyperfl_flwr.launch.flower_client import FlowerClient
-from hyperfl_flwr.launch.flower_env import CONNECTION, can_use_database_file
+from hyperfl_flwr.launch.flower.client import FlowerClient
+from hyperfl_flwr.launch.flower.env import CONNECTION, can_use_database_file
 from hyperfl_flwr.launch.follow import RunCallbacks
 from hyperfl_flwr.launch.plans import Plan
 

@@ -14,8 +14,8 @@ from federations import Call
 from natural_images import picture
 from PIL import Image, MpoImagePlugin
 
-from hyperfl_flwr.core import folder_lock
 from hyperfl_flwr.core.errors import DataError, FolderInUseError, RunDirectoryError
+from hyperfl_flwr.core.files import folder_lock
 from hyperfl_flwr.data.features import archive, images
 from hyperfl_flwr.data.features.archive import Rules, Written, write_features
 from hyperfl_flwr.data.features.images import prepared

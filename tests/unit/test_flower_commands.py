@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hyperfl_flwr.core.errors import RunFailedError
-from hyperfl_flwr.launch import flower_commands
-from hyperfl_flwr.launch.flower_commands import FlowerCommands, json_in
+from hyperfl_flwr.launch.flower import commands as flower_commands
+from hyperfl_flwr.launch.flower.commands import FlowerCommands, json_in
 
 
 @pytest.fixture

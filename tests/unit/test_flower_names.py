@@ -34,7 +34,7 @@ from ray._private.node import Node
 from source_trees import tree_of
 
 from hyperfl_flwr.core.errors import InstallationError
-from hyperfl_flwr.core.toml_files import app_file
+from hyperfl_flwr.core.files.toml_files import app_file
 from hyperfl_flwr.flower import CHECKED_VERSION, objects
 from hyperfl_flwr.flower.grid import is_http_grid, is_in_memory_grid, replaced_client
 from hyperfl_flwr.flower.home import get_flwr_home
@@ -42,7 +42,7 @@ from hyperfl_flwr.flower.log import FLOWER_LOGGER, log
 from hyperfl_flwr.flower.messages import identify_process, set_message_id, set_origin
 from hyperfl_flwr.flower.numpy_client import NumPyClient
 from hyperfl_flwr.flower.ray_start import ATTEMPTS, HELPERS, TOO_SLOW, WITHOUT_HELPERS, start_again
-from hyperfl_flwr.launch.flower_env import flower_command
+from hyperfl_flwr.launch.flower.env import flower_command
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOM = ROOT / "hyperfl_flwr" / "flower"

@@ -20,7 +20,7 @@ from strategies.pfedhn import PFedHN
         ("hyperfl_flwr.methods, hyperfl_flwr.config.run_config", "flwr, matplotlib, scipy, torch"),
         (
             "hyperfl_flwr.deploy.provision, hyperfl_flwr.deploy.register, "
-            "hyperfl_flwr.deploy.check_server, hyperfl_flwr.deploy.admission",
+            "hyperfl_flwr.deploy.checks.server, hyperfl_flwr.deploy.admission",
             "matplotlib, ray, torch",
         ),
         ("hyperfl_flwr.app.server", "matplotlib, ray, scipy, sklearn"),

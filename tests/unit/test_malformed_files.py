@@ -15,9 +15,9 @@ import pytest
 from federations import Call
 from PIL import Image
 
-from hyperfl_flwr.core import checked_files
 from hyperfl_flwr.core.errors import DataError, HyperFLError, StateError
-from hyperfl_flwr.core.storage import read_arrays, stored_bytes
+from hyperfl_flwr.core.files import checked_files
+from hyperfl_flwr.core.files.storage import read_arrays, stored_bytes
 from hyperfl_flwr.data import cache
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.data.sources.npz import read_samples

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyperfl_flwr.core import checked_files
-from hyperfl_flwr.core.checked_files import MalformedFileError, map_arrays, open_archive
 from hyperfl_flwr.core.errors import DataError
-from hyperfl_flwr.core.storage import Pieces, write_npz
+from hyperfl_flwr.core.files import checked_files
+from hyperfl_flwr.core.files.checked_files import MalformedFileError, map_arrays, open_archive
+from hyperfl_flwr.core.files.storage import Pieces, write_npz
 from hyperfl_flwr.data.digests import data_digest
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.data.sources import npz_samples

@@ -13,7 +13,7 @@ from hyperfl_flwr.audit.knowledge import public_knowledge
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import StateError
-from hyperfl_flwr.core.storage import read_arrays, write_arrays
+from hyperfl_flwr.core.files.storage import read_arrays, write_arrays
 from hyperfl_flwr.runs.observation import (
     Observation,
     load_observation,

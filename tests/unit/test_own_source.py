@@ -11,8 +11,8 @@ import pytest
 from federations import Call
 
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.core.source_files import LARGEST, copy, digest_of, files_of
-from hyperfl_flwr.core.user_code import UserCode
+from hyperfl_flwr.core.packages.source_files import LARGEST, copy, digest_of, files_of
+from hyperfl_flwr.core.packages.user_code import UserCode
 from hyperfl_flwr.launch.app_bundle import build_app
 from hyperfl_flwr.models.provenance import travelling_sources
 

@@ -15,7 +15,7 @@ from source_trees import tree_of
 
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.errors import InstallationError
-from hyperfl_flwr.core.package_guard import ALL, APP, refuse_foreign_packages
+from hyperfl_flwr.core.packages.package_guard import ALL, APP, refuse_foreign_packages
 
 
 def test_this_installation_is_accepted() -> None:
@@ -58,7 +58,8 @@ def guarded_by(tree: ast.Module) -> str | None:
     return first if first in (GUARD_APP, GUARD_ALL) else None
 
 
-OURS, GUARD_APP, GUARD_ALL = "hyperfl_flwr", "hyperfl_flwr.core.guard_app", "hyperfl_flwr.core.guard_all"
+OURS = "hyperfl_flwr"
+GUARD_APP, GUARD_ALL = (f"hyperfl_flwr.core.packages.guard_{which}" for which in ("app", "all"))
 
 
 @functools.cache
@@ -76,7 +77,7 @@ def test_every_folder_that_imports_a_package_is_guarded() -> None:
     needing = {name.rpartition(".")[0] for name in importing(*APP)}
     files = dict(modules(OURS))
     guards = {name: guard for name, tree in files.items() if (guard := guarded_by(tree))}
-    assert needing == set(guards) - {"hyperfl_flwr.core.guard_app", "hyperfl_flwr.core.guard_all"}
+    assert needing == set(guards) - {"hyperfl_flwr.core.packages.guard_app", "hyperfl_flwr.core.packages.guard_all"}
     assert guards.pop("hyperfl_flwr.cli") == GUARD_ALL  # it loads the studies' commands
     assert set(guards.values()) == {GUARD_APP}
     assert guarded_by(dict(modules("experiments"))["experiments"]) == GUARD_ALL
@@ -87,7 +88,7 @@ def test_nothing_but_the_studies_imports_the_studies() -> None:
     assert not importing("experiments")
 
 
-@pytest.mark.parametrize("lines", [["import hyperfl_flwr.core.guard_all", "from clients import x"], ["x = 1"], []])
+@pytest.mark.parametrize("lines", [[f"import {GUARD_ALL}", "from clients import x"], ["x = 1"], []])
 def test_a_guard_is_seen_only_if_it_comes_first(lines: list[str]) -> None:
     assert guarded_by(ast.parse("\n".join(lines))) == (GUARD_ALL if len(lines) == 2 else None)
     assert guarded_by(ast.parse("\n".join(lines[::-1]))) is None

@@ -19,8 +19,8 @@ from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.contract.grids import Settings, plain_grid
 from hyperfl_flwr.core.errors import ConfigError, RefusalError, RunDirectoryError, RunFailedError
+from hyperfl_flwr.core.files.storage import read_arrays
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.launch.planning import plan, plan_deployed
 from hyperfl_flwr.launch.plans import IN_PROCESS
 from hyperfl_flwr.protocol.messages import CONFIG, HELLO, PROPERTIES, Request, record_of

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from hyperfl_flwr.core.quick_imports import quick_imports
+from hyperfl_flwr.core.packages.quick_imports import quick_imports
 
 
 def failing_import() -> None:

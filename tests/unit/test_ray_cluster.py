@@ -17,20 +17,20 @@ import hyperfl_flwr as hyperfl
 from hyperfl_flwr.app import host_report
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
-from hyperfl_flwr.core import code_version
 from hyperfl_flwr.core.errors import ConfigError, DeviceError
+from hyperfl_flwr.core.packages import code_version
 from hyperfl_flwr.data.digests import data_digest
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.flower.ray_start import WITHOUT_HELPERS
 from hyperfl_flwr.launch.app_bundle import build_app
-from hyperfl_flwr.launch.cluster import Cluster, Host, hosts_of, parse_address
-from hyperfl_flwr.launch.cluster_checks import of_cluster, of_hosts
-from hyperfl_flwr.launch.cluster_client import _explained, differences
-from hyperfl_flwr.launch.cluster_run import refuse_busy
 from hyperfl_flwr.launch.findings import Level
-from hyperfl_flwr.launch.flower_env import JOB_CONFIG, actor_environment, flower_environment
+from hyperfl_flwr.launch.flower.env import JOB_CONFIG, actor_environment, flower_environment
 from hyperfl_flwr.launch.planning import plan
 from hyperfl_flwr.launch.plans import SimulationPlan
+from hyperfl_flwr.launch.ray_cluster.checks import of_cluster, of_hosts
+from hyperfl_flwr.launch.ray_cluster.client import _explained, differences
+from hyperfl_flwr.launch.ray_cluster.hosts import Cluster, Host, hosts_of, parse_address
+from hyperfl_flwr.launch.ray_cluster.run import refuse_busy
 
 
 def row(number: int, *, alive: bool = True, **resources: float) -> dict[str, Any]:

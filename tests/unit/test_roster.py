@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, RecordDict
 from scripted import A, Answer, B, C, ScriptedGrid, fails, handshake_reply, is_silent, nodes_of, says
 
 from hyperfl_flwr.core.errors import RunFailedError
-from hyperfl_flwr.core.versions import shared_versions
+from hyperfl_flwr.core.packages.versions import shared_versions
 from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.protocol.messages import PROPERTIES
 from hyperfl_flwr.protocol.queries import NOVEL

@@ -10,8 +10,8 @@ from federations import Call
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.cli.settings import described
 from hyperfl_flwr.config.table import all_settings, default_settings, resumable_changes, topics
+from hyperfl_flwr.core.files.toml_files import flatten
 from hyperfl_flwr.core.settings import Setting, declared
-from hyperfl_flwr.core.toml_files import flatten
 from hyperfl_flwr.data.corruptions import CORRUPTIONS
 from hyperfl_flwr.data.partition.registry import PARTITIONS
 from hyperfl_flwr.methods import METHODS, method_sections

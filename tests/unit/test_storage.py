@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from hyperfl_flwr.config.table import default_settings
-from hyperfl_flwr.core.atomic_files import owner_of, unwritable, write_atomically
 from hyperfl_flwr.core.errors import StateError
-from hyperfl_flwr.core.storage import read_arrays, stored_bytes, write_arrays
+from hyperfl_flwr.core.files.atomic_files import owner_of, unwritable, write_atomically
+from hyperfl_flwr.core.files.storage import read_arrays, stored_bytes, write_arrays
 from hyperfl_flwr.launch import in_process_app
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may change a file's owner")

@@ -13,7 +13,7 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 
 from hyperfl_flwr.flower.superlink import database
-from hyperfl_flwr.launch.flower_env import can_use_database_file
+from hyperfl_flwr.launch.flower.env import can_use_database_file
 
 pytestmark = pytest.mark.filterwarnings("ignore:No path_separator")  # from alembic, with Flower's settings
 

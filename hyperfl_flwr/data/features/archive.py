@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import DataError
-from hyperfl_flwr.core.storage import Pieces, write_npz
-from hyperfl_flwr.core.versions import versions
+from hyperfl_flwr.core.files.atomic_files import write_atomically
+from hyperfl_flwr.core.files.storage import Pieces, write_npz
+from hyperfl_flwr.core.packages.versions import versions
 from hyperfl_flwr.data.features.images import CROPPED, RESIZED, locate
 from hyperfl_flwr.data.features.listing import Listing
 from hyperfl_flwr.data.features.parts import Computation, compute, read_parts

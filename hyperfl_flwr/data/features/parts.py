@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hyperfl_flwr.core.atomic_files import write_atomically
 from hyperfl_flwr.core.errors import DataError, RunDirectoryError, StateError
-from hyperfl_flwr.core.storage import Arrays, read_arrays, write_arrays
+from hyperfl_flwr.core.files.atomic_files import write_atomically
+from hyperfl_flwr.core.files.storage import Arrays, read_arrays, write_arrays
 from hyperfl_flwr.data.cache import fingerprint
 from hyperfl_flwr.data.dataset import IntArray
 from hyperfl_flwr.data.features.images import prepared

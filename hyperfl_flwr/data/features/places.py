@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hyperfl_flwr.core.errors import RunDirectoryError
-from hyperfl_flwr.core.folder_lock import lock_folder
+from hyperfl_flwr.core.files.folder_lock import lock_folder
 
 _OF_REPORTS = {"inputs", "training_images", "users_left_out", "missing", "broken"}
 """Keys by which a file is known to be a report of this command."""

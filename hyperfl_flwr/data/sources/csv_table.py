@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from hyperfl_flwr.core.checked_files import MalformedFileError, refuse_excess
 from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.core.files.checked_files import MalformedFileError, refuse_excess
 from hyperfl_flwr.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, Task
 from hyperfl_flwr.data.dataset import Dataset, IntArray
 from hyperfl_flwr.data.sample_format import SampleFormat

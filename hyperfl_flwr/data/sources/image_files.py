@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from hyperfl_flwr.core.checked_files import MalformedFileError, refuse_excess
 from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.core.files.checked_files import MalformedFileError, refuse_excess
 from hyperfl_flwr.data.sources import dicom
 
 SUFFIXES = frozenset({".bmp", dicom.SUFFIX, ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})

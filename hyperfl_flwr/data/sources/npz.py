@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from hyperfl_flwr.core.checked_files import MalformedFileError, map_arrays, open_archive
+from hyperfl_flwr.core.files.checked_files import MalformedFileError, map_arrays, open_archive
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.core.target_scale import scale_of
 from hyperfl_flwr.core.tasks import CLASSIFICATION, REGRESSION, Task

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hyperfl_flwr.core.checked_files import MalformedFileError, refuse_excess
+from hyperfl_flwr.core.files.checked_files import MalformedFileError, refuse_excess
 from hyperfl_flwr.data.dataset import ImageArray
 from hyperfl_flwr.data.sources.npz_columns import wrong
 

@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
-from hyperfl_flwr.core.checked_files import MalformedFileError, check_members, open_archive, read_member
 from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.core.files.checked_files import MalformedFileError, check_members, open_archive, read_member
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.data.cache import ARRAYS, CLIENTS, Arrays, fingerprint, load_or_build
 from hyperfl_flwr.data.dataset import split_train_test

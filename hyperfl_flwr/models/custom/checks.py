@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hyperfl_flwr.core.package_finder import where
+from hyperfl_flwr.core.packages.package_finder import where
 from hyperfl_flwr.models.custom.network import CustomTarget, Factory, build_custom, new_target
 from hyperfl_flwr.models.layers.dropout import seed_dropout
 

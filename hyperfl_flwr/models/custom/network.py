@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.core.package_finder import where
-from hyperfl_flwr.core.user_code import UserCode
+from hyperfl_flwr.core.packages.package_finder import where
+from hyperfl_flwr.core.packages.user_code import UserCode
 from hyperfl_flwr.models.initialisation import SelfInitialised
 from hyperfl_flwr.models.layers.batchnorm import WITHOUT_COUNTER, AnyBatchNorm
 from hyperfl_flwr.models.layers.dropout import Dropout

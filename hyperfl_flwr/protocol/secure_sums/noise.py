@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperfl_flwr.core.discrete_gaussian import discrete_gaussian
+from hyperfl_flwr.core.noise.discrete_gaussian import discrete_gaussian
 from hyperfl_flwr.protocol.arrays import SharedArrays, blocks
 
 LEAST_STD = 1000.0

@@ -1,0 +1,1 @@
+"""Files on disk: replaced atomically, appended to, locked, and read with checks."""

@@ -1,0 +1,1 @@
+"""Noise for differential privacy, drawn from the operating system's random numbers."""

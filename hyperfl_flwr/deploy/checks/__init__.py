@@ -1,0 +1,1 @@
+"""What `hyperfl deploy check` checks, on the operator's machine and on a node's."""

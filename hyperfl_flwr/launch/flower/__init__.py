@@ -1,0 +1,1 @@
+"""Flower's own commands and engine: their environment, private SuperLinks, submitted runs."""

@@ -1,0 +1,1 @@
+"""Simulations on the hosts of a running Ray cluster."""
