@@ -88,7 +88,7 @@ def sweep(
     It writes `sweep.toml` to its folder: a study that can be changed and extended.
     """
     from experiments.study_axes import names_in
-    from experiments.sweep import NAME, make_sweep, parse_grid, refuse_chosen, refuse_twice
+    from experiments.sweep import NAME, make_sweep, parse_grid, refuse_chosen, refuse_twice, without_effect_on_some
     from hyperfl_flwr.data.sample_format import from_here
 
     chosen = {"num-rounds": num_rounds, "num-clients": num_clients}
@@ -100,6 +100,8 @@ def sweep(
     refuse_twice("data set", names)
     located = {name: from_here(name, has_data_root=data_root is not None) for name in names}
     found = make_sweep(folder, names_in(methods), located, seeds, settings, values)
+    for warning in without_effect_on_some(names_in(methods), settings, values):
+        err.print(f"warning: {warning}", markup=False)
     _run(found, found.cells(changes=_changes(None, data_root)), folder, jobs, quick=False)
     _print_table(found, folder, mix=False)
 

@@ -11,6 +11,7 @@ from hyperfl_flwr.core.files.toml_files import toml_value
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import task_of
 from hyperfl_flwr.launch.console import parse_value
+from hyperfl_flwr.launch.settings import without_effect
 
 NAME = "sweep"
 """Name of the study."""
@@ -111,6 +112,18 @@ def refuse_chosen(settings: Mapping[str, Scalar], grid: Mapping[str, Sequence[Sc
     options |= dict.fromkeys(grid, "--grid")
     if given := [key for key in settings if key in options]:
         raise ConfigError(f"a sweep takes {given[0]} from {options[given[0]]}; leave it out of the other options")
+
+
+def without_effect_on_some(
+    methods: Sequence[str], settings: Mapping[str, Scalar], grid: Mapping[str, Sequence[Scalar]]
+) -> list[str]:
+    """Return a warning for each setting of a sweep, of all runs or of its grid, that belongs to other methods only."""
+    firsts = {key: values[0] for key, values in grid.items()}
+    return [
+        f"{text}{'; its cells with several values of it train the same model' if text.split()[0] in grid else ''}"
+        for method in methods
+        for text in without_effect({**settings, **firsts}, method)
+    ]
 
 
 def parse_grid(texts: Sequence[str]) -> dict[str, list[Scalar]]:

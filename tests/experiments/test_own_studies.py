@@ -9,7 +9,7 @@ from federations import Call
 
 from experiments.prepared_data import refuse_missing
 from experiments.study import load_study, parse_study
-from experiments.sweep import make_sweep, parse_grid, refuse_chosen, sweep_text
+from experiments.sweep import make_sweep, parse_grid, refuse_chosen, sweep_text, without_effect_on_some
 from experiments.tables import with_metric
 from experiments.units import has_aggregate
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
@@ -143,6 +143,16 @@ def test_a_sweep_ignores_no_option() -> None:
         with pytest.raises(ConfigError, match=f"a sweep takes {key} from {option}; leave it out"):
             refuse_chosen({key: 7}, grid)
     refuse_chosen({"num-rounds": 1}, grid)
+
+
+def test_a_sweep_warns_of_settings_that_some_of_its_methods_do_not_have() -> None:
+    grid = parse_grid(["fedprox.mu=0.1,0.5", "learning-rate=0.1,0.2"])
+    warnings = without_effect_on_some(["fedavg", "fedprox"], {"ditto.mu": 1.0}, grid)
+    of_grid = "fedprox.mu has no effect on fedavg; it is a setting of fedprox; its cells with several values of it "
+    assert [text for text in warnings if "fedprox.mu" in text] == [f"{of_grid}train the same model"]
+    of_all = [text for text in warnings if text.startswith("ditto.mu has no effect on ")]
+    assert len(of_all) == 2
+    assert len(warnings) == 3
 
 
 def test_a_refused_sweep_leaves_the_file_as_it_was(tmp_path: Path) -> None:
