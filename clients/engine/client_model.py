@@ -65,7 +65,7 @@ class ClientModel:
     @classmethod
     def why_no_model(cls, config: RunConfig) -> str:
         """Return why the private groups cannot rebuild the model after local training, where they cannot."""
-        return f"with {config.method} only a SuperNode keeps it"
+        return f"with {config.method}, only a SuperNode keeps it"
 
     def new_target(self) -> Target:
         """Return the target network for the client's data, on the meta device, in the run's precision."""

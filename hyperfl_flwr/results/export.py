@@ -128,7 +128,8 @@ def model_of_run(
         if state == "personalized":
             raise RunDirectoryError(
                 f"{run} does not hold the model of client {client} after local training: "
-                f"{member.why_no_model(found.config)}; leave out --state personalized"
+                f"{member.why_no_model(found.config)}; leave out --state personalized for the received model, or run "
+                f"it again with keep=best, which keeps each client's best model, too"
             )
         member.receive(found.strategy.evaluated(found.arrays, client), version)
         return _exported(found, client, "aggregate", found.round, member.received_state())
