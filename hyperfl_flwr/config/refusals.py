@@ -1,10 +1,13 @@
 """Say in one text which settings pydantic has refused, and why."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic_core import ErrorDetails
 
 from hyperfl_flwr.core.similar_names import nearest
+
+OF_YOUR_OWN = "; a method of your own has its settings with method = module:NAME only"
+"""What is said of a setting below an unknown name that is not similar to a known one."""
 
 
 def explain(details: Sequence[ErrorDetails], known: Sequence[str], hint: str = "") -> str:
@@ -23,6 +26,10 @@ def explain(details: Sequence[ErrorDetails], known: Sequence[str], hint: str = "
         path = [str(part) for part in detail["loc"]]
         parts = [".".join(path[:end]) for end in range(len(path), 0, -1)]
         key = next((part for part in parts if part in known), ".".join(path))
+        if detail["type"] == "extra_forbidden" and isinstance(detail["input"], Mapping):  # an unknown section
+            for name in detail["input"]:
+                problems[f"{key}.{name}"] = [_unknown(f"{key}.{name}", known, hint + OF_YOUR_OWN)]
+            continue
         problems.setdefault(key, []).append(_problem(detail, key, known, hint))
         if detail["type"] not in ("missing", "value_error", "extra_forbidden"):
             given[key] = f"; got {detail['input']!r}"
@@ -40,11 +47,15 @@ def _alternatives(parts: Sequence[str]) -> str:
     return " or ".join([first, *others])
 
 
+def _unknown(key: str, known: Sequence[str], hint: str) -> str:
+    return f"is unknown{nearest(key, known) or hint}"
+
+
 def _problem(detail: ErrorDetails, key: str, known: Sequence[str], hint: str) -> str:
     if detail["type"] == "missing":
         return "is missing"
     if detail["type"] == "extra_forbidden":
-        return f"is unknown{nearest(key, known) or hint}"
+        return _unknown(key, known, hint)
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])
     if detail["type"] in ("dict_type", "model_type"):

@@ -39,6 +39,8 @@ BAD = {
     "an unknown network": (["--model", "cn"], ["resnet18", "lpm:timm/NAME or a function of yours as package.module"]),
     "the file of a network": (["--model", "nets/my.py"], ["package.module:factory", "write my:build"]),
     "an unknown key below a known one": (["--set", "seed.x=3"], ["seed.x is unknown"]),
+    "a misspelt section": (["--set", "fedproxx.mu=0.1"], ["fedproxx.mu is unknown; did you mean fedprox.mu?"]),
+    "a setting of an own method": (["--set", "xyz.qqq=1"], ["xyz.qqq is unknown", "with method = module:NAME"]),
     "a wrong type": (["--set", "num-rounds='many'"], ["num-rounds must be a valid integer", "got 'many'"]),
     "a value out of range": (["--set", "momentum=1.5"], ["momentum must be less than 1", "got 1.5"]),
     "a unit of another section": (["--set", "privacy.unit=record"], ["none or client", "is that of dp.epsilon"]),
