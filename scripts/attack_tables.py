@@ -44,9 +44,28 @@ def reconstruction(summary: Summary) -> str:
     return f"{summary['psnr']:.1f} [{summary['control_psnr']:.1f}]"
 
 
+def similarity(summary: Summary) -> str:
+    """Return the mean PSNR in dB and, in brackets, the mean SSIM; in square brackets the better control's PSNR.
+
+    The number is bold if the attack has recovered images, all or some.
+    """
+    mark = "**" if summary["recovered"] else ""
+    return f"{mark}{summary['psnr']:.1f}{mark} ({summary['ssim']:z.2f}) [{summary['control_psnr']:.1f}]"
+
+
+def number_recovered(summary: Summary) -> str:
+    """Return the mean PSNR in dB, and in brackets the number of images that are recovered."""
+    return f"{summary['psnr']:.1f} ({summary['images_recovered']})"
+
+
+def recovered_of(summary: Summary) -> str:
+    """Return the number of recovered images, and of how many."""
+    return f"{summary['images_recovered']} of {summary['images']}"
+
+
 def recovered(summary: Summary) -> str:
     """Return the verdict, and of how many images it is true."""
-    return f"{VERDICTS[summary['recovered']]}: {summary['images_recovered']} of {summary['images']}"
+    return f"{VERDICTS[summary['recovered']]}: {recovered_of(summary)}"
 
 
 BOTH = ("imprint", "trap-weights")

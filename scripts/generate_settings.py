@@ -14,8 +14,8 @@ sys.path.insert(0, str(ROOT))
 
 from hyperfl_flwr.config.node_config import NodeConfig  # noqa: E402 - from this checkout
 from hyperfl_flwr.config.table import GENERAL, topics  # noqa: E402
+from hyperfl_flwr.core.files.toml_files import toml_value  # noqa: E402
 from hyperfl_flwr.core.settings import Section, Setting, declared  # noqa: E402
-from hyperfl_flwr.core.toml_files import toml_value  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "settings.md"
 PROJECT = ROOT / "pyproject.toml"

@@ -7,6 +7,7 @@ from scripts.computed_tables import Convergence, DualCosts
 from scripts.cross_tables import CrossTable, Part
 from scripts.page_tables import Generated, RowTable, Table
 from scripts.rate_tables import RATES_ON_DIGITS, rates_on
+from scripts.upload_tables import OF_HYPERFL
 
 COMPARED = (
     "apfl", "ditto", "fedala", "fedavg", "feddyn", "fedper", "fedprox", "fedrep", "fedrod", "hyperfl",
@@ -72,6 +73,7 @@ PRIV_HFL: Mapping[str, Generated] = {
 
 OF_SINGLE_PAGES: Mapping[str, Mapping[str, Generated]] = {
     "fedgen": FEDGEN,
+    "hyperfl": OF_HYPERFL,
     "index": {"all-methods": OF_ALL_METHODS},
     "priv-hfl": PRIV_HFL,
 }

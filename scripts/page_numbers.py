@@ -8,7 +8,7 @@ from experiments.collect import FAILED
 from experiments.number_formats import Format, short_version
 from experiments.records import Records, manifest_of
 from experiments.study import Place
-from hyperfl_flwr.core.code_version import code_versions
+from hyperfl_flwr.core.packages.code_version import code_versions
 from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.runs.failures import has_diverged
 

@@ -55,6 +55,7 @@ class Table:
         against: Row that the others are compared with: a further number is the mean difference in the accuracy after
             local training, of the same clients with the same seeds, with its 95 % interval. Empty for none.
         paper: Heading of a last number, the paper's; empty for none.
+        paper_column: The study's column that the paper's numbers are of; empty for `column`.
     """
 
     records: str
@@ -63,6 +64,7 @@ class Table:
     rows: Sequence[str] = ()
     against: str = ""
     paper: str = ""
+    paper_column: str = ""
 
     def lines(self) -> list[str]:
         """Return the table in Markdown, and a line on where its numbers come from."""
@@ -85,7 +87,11 @@ class Table:
             if self.against:
                 values.append(differences[row.name, self.column])
             if self.paper:
-                values.append(f"{found.value:.2f}" if (found := study.paper.get((row.name, self.column))) else "")
+                values.append(
+                    f"{found.value:.2f}"
+                    if (found := study.paper.get((row.name, self.paper_column or self.column)))
+                    else ""
+                )
             lines.append(f"| {row.label}{mark} | {' | '.join(values)} |")
             shown += cells
         return [*lines, "", _source(self, study, records, shown)]

@@ -14,6 +14,7 @@ from scripts.method_tables import METHOD_TABLES
 from scripts.page_tables import Figure, Generated, Table
 from scripts.poisoning_tables import POISONING, WITHOUT_MALICIOUS_NODES
 from scripts.rate_tables import rates_on
+from scripts.upload_tables import ONE_UPLOAD, SECURE_SUMS, WITH_NOISE, table_3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +59,6 @@ RECORD_PRIVACY = {
     "personalized": ("test_accuracy", in_percent),
     "aggregate": ("test_accuracy_aggregate", in_percent),
     "ε": ("privacy.epsilon", short),
-}
-
-RECONSTRUCTION = {
-    "PSNR, dB": ("psnr", one_digit),
-    "SSIM": ("ssim", two_digits),
-    "best control, dB": ("control_psnr", one_digit),
 }
 
 OF_UPLOAD = {
@@ -175,7 +170,11 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
         "robust-rules": Measured(section="robust-rules"),
         "robust-cost": WITHOUT_MALICIOUS_NODES,
     },
-    "privacy/secure-sums.md": {"thresholds": Thresholds(), "secure-sums": Measured(section="secure-sums")},
+    "privacy/secure-sums.md": {
+        "thresholds": Thresholds(),
+        "secure-sums": Measured(section="secure-sums"),
+        **SECURE_SUMS,
+    },
     "privacy/differential-privacy.md": {
         "noisy-steps": Measured(section="noisy-steps"),
         **{
@@ -193,12 +192,7 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
             f"client-privacy-{column}": Table(records="client-privacy", column=column, numbers=PRIVACY_COST)
             for column in ("n20-r10", "n20-r50", "n100-r10", "n100-r50")
         },
-        **{
-            f"private-table-3-{column}": Table(
-                records="private-table-3", column=column, numbers=RECONSTRUCTION, paper="paper"
-            )
-            for column in ("fashion-mnist", "cifar10")
-        },
+        **table_3("private-table-3", WITH_NOISE),
     },
     "privacy/poisoning.md": POISONING,
     "privacy/malicious-servers.md": MALICIOUS_SERVERS,
@@ -208,6 +202,7 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
         for number, name in enumerate(("honest", "few-classes", "forged", "time"))
     },
     "privacy/threat-model.md": {
+        **ONE_UPLOAD,
         "membership": Table(
             records="membership",
             column="model",

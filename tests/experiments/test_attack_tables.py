@@ -46,6 +46,14 @@ def test_a_reconstruction_has_its_control_and_its_verdict() -> None:
     assert tables.recovered(found(4, 0.5)) == "recovered some: 4 of 60"
 
 
+def test_a_reconstruction_is_bold_where_images_are_recovered() -> None:
+    tables = importlib.import_module("scripts.attack_tables")
+    assert tables.similarity(found(4, 0.5, ssim=0.514)) == "**20.3** (0.51) [12.0]"
+    assert tables.similarity(found(4, 0.0, ssim=-0.004)) == "20.3 (0.00) [12.0]"
+    assert tables.number_recovered(found(4, 0.5)) == "20.3 (4)"
+    assert tables.recovered_of(found(4, 0.5)) == "4 of 60"
+
+
 def test_values_above_a_nodes_limits_are_bold_and_what_is_not_measured_is_empty() -> None:
     """`max-change` is 1, and the limit itself is not above it."""
     checks = importlib.import_module("benchmarks.node_checks")

@@ -74,7 +74,7 @@ def test_its_settings_are_in_its_runs_only() -> None:
         RunConfig.from_flat(with_defaults({"method": CLIPPED, "clipped.norm": -1.0}))
     with pytest.raises(ConfigError, match=r"clipped.norms is unknown; did you mean clipped.norm\?"):
         RunConfig.from_flat(with_defaults({"method": CLIPPED, "clipped.norms": 1.0}))
-    with pytest.raises(ConfigError, match=r"clipped is unknown"):
+    with pytest.raises(ConfigError, match=r"clipped.norm is unknown"):
         RunConfig.from_flat(with_defaults({"method": "fedavg", "clipped.norm": 1.0}))
 
 
