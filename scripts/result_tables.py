@@ -192,7 +192,7 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
             f"client-privacy-{column}": Table(records="client-privacy", column=column, numbers=PRIVACY_COST)
             for column in ("n20-r10", "n20-r50", "n100-r10", "n100-r50")
         },
-        **table_3("private-table-3", WITH_NOISE),
+        **table_3("private-table-3", WITH_NOISE, ("fashion-mnist", "cifar10")),
     },
     "privacy/poisoning.md": POISONING,
     "privacy/malicious-servers.md": MALICIOUS_SERVERS,

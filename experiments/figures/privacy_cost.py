@@ -136,7 +136,7 @@ def _draw_panel(panel: Axes, curves: Curves) -> None:
         if noisy:
             epsilons, values = zip(*noisy, strict=True)
             panel.plot(epsilons, values, NUMBERS[number], marker=marker, color=shade, mfc="white",
-                       label=f"{METHODS[method].title}, {what}")  # fmt: skip
+                       label=f"{method}, {what}")  # fmt: skip
         if level:
             panel.axhline(level[0], color=shade, linestyle=NUMBERS[number], linewidth=0.7, alpha=0.7)
     panel.set(xscale="log", xlabel="epsilon of a client (thin level lines: no epsilon)")
