@@ -1,18 +1,9 @@
 """What the pages say of single cells of the studies of attacks, and of the checks of a node's owner."""
 
-import importlib
 from typing import Any
 
-import pytest
-
-from hyperfl_flwr import ROOT
-
-pytestmark = pytest.mark.skipif(not (ROOT / "scripts").is_dir(), reason="needs a checkout of the project")
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT)
+from benchmarks import node_checks as checks
+from scripts import attack_tables as tables
 
 
 def found(number: int, verdict: float, **others: Any) -> dict[str, Any]:
@@ -24,7 +15,6 @@ def found(number: int, verdict: float, **others: Any) -> dict[str, Any]:
 
 def test_images_of_each_attack_are_bold_unless_chance_explains_them() -> None:
     """An attack that a cell lacks, of one or of several, was refused."""
-    tables = importlib.import_module("scripts.attack_tables")
     both = {"strongest": "imprint", "attacks": {"imprint": found(42, 1.0), "trap-weights": found(7, 0.0)}}
     assert tables.found_by("imprint")(both) == "**42** (19.9; 12.0)"
     assert tables.found_by("trap-weights")(both) == "7 (19.9; 12.0)"
@@ -34,20 +24,17 @@ def test_images_of_each_attack_are_bold_unless_chance_explains_them() -> None:
 
 
 def test_clients_are_counted_with_the_control_of_the_next_one() -> None:
-    tables = importlib.import_module("scripts.attack_tables")
     assert tables.clients_read(found(6, 0.5, next_client_images_recovered=3)) == "6 (3)"
     assert tables.clients_read(found(1, 0.5)) == "1"
     assert tables.clients_read({"labels_found": None, "strongest": "fishing"}) == "nothing to read"
 
 
 def test_a_reconstruction_has_its_control_and_its_verdict() -> None:
-    tables = importlib.import_module("scripts.attack_tables")
     assert tables.reconstruction(found(4, 1.0)) == "20.3 [12.0]"
     assert tables.recovered(found(4, 0.5)) == "recovered some: 4 of 60"
 
 
 def test_a_reconstruction_is_bold_where_images_are_recovered() -> None:
-    tables = importlib.import_module("scripts.attack_tables")
     assert tables.similarity(found(4, 0.5, ssim=0.514)) == "**20.3** (0.51) [12.0]"
     assert tables.similarity(found(4, 0.0, ssim=-0.004)) == "20.3 (0.00) [12.0]"
     assert tables.number_recovered(found(4, 0.5)) == "20.3 (4)"
@@ -56,7 +43,6 @@ def test_a_reconstruction_is_bold_where_images_are_recovered() -> None:
 
 def test_values_above_a_nodes_limits_are_bold_and_what_is_not_measured_is_empty() -> None:
     """`max-change` is 1, and the limit itself is not above it."""
-    checks = importlib.import_module("benchmarks.node_checks")
     assert checks.LIMITS["change"] == 1.0
     networks = {"at the limit": {"change": 1.0, "rare": 0.125}, "above": {"change": 1.004, "duplicates": 0.0}}
     measured = checks.CheckedNetworks(honest={"fedavg": {}}, few_classes={}, forged=networks, seconds={"`cnn`": 0.0308})
