@@ -257,7 +257,7 @@ def _refuse_unknown(study: Study, summaries: Sequence[Mapping[str, Any]]) -> Non
 
 
 def _best(study: Study, values: Mapping[tuple[str, str], Sequence[float]]) -> set[tuple[str, str]]:
-    """Return the pairs with the best mean, for each column and each expanded row; none if no value is the best."""
+    """Return the pairs with the best mean, for each column and each expanded row; all that have it, if several do."""
     means = {pair: statistics.fmean(numbers) for pair, numbers in values.items()}
     best = set()
     for column in study.columns:
@@ -267,5 +267,5 @@ def _best(study: Study, values: Mapping[tuple[str, str], Sequence[float]]) -> se
             found = [means[row.name, column.name] for row in rows if (row.name, column.name) in means]
             if choose and found:
                 chosen = choose(found)
-                best.add(next((row.name, column.name) for row in rows if means.get((row.name, column.name)) == chosen))
+                best |= {(row.name, column.name) for row in rows if means.get((row.name, column.name)) == chosen}
     return best

@@ -27,7 +27,7 @@ from hyperfl_flwr.flower.parent_monitor import end_with_parent
 from hyperfl_flwr.flower.ray_pool import cluster_hosts, replace_dead_actors
 from hyperfl_flwr.models.provenance import keep_sources, method_facts, model_facts, refuse_changed_sources, use_weights
 from hyperfl_flwr.runs import manifest
-from hyperfl_flwr.runs.failures import nobody_text
+from hyperfl_flwr.runs.failures import DIVERGES_AGAIN, nobody_text
 from hyperfl_flwr.runs.privacy_statement import statement_text
 from hyperfl_flwr.runs.resume import begun_rounds, refuse_other_nodes, resume_round
 from hyperfl_flwr.runs.run_data import RunData, refuse_changed_data
@@ -210,6 +210,8 @@ def _recorded(directory: RunDirectory, early_records: Sequence[logging.LogRecord
         status, problem, has_diverged = "failed", str(error), isinstance(error, DivergedError)
         log(logging.ERROR, "%s", error)
         hint = f"resume with: hyperfl run --resume {shlex.quote(str(directory.path))}"
+        if has_diverged:
+            hint = DIVERGES_AGAIN
         raise type(error)(f"{error}\n{hint}") from error
     except BaseException as error:
         status = "failed" if isinstance(error, Exception) else "stopped"  # KeyboardInterrupt is not an Exception

@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.core.errors import RunFailedError, StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import Task, task_of
 from hyperfl_flwr.launch.console import parse_value
 from hyperfl_flwr.launch.flower.client import RunStatus
 from hyperfl_flwr.launch.plans import Plan
+from hyperfl_flwr.runs.failures import DIVERGES_AGAIN, has_diverged
 from hyperfl_flwr.runs.metrics_tail import NewRecords
+from hyperfl_flwr.runs.run_directory import read_manifest
 
 POLL_SECONDS = 0.5
 
@@ -169,6 +171,13 @@ def _continues(directory: Path) -> str:
     return "there is no checkpoint yet (checkpoint-every): a resumed run begins again at round 1"
 
 
+def _has_diverged(directory: Path) -> bool:
+    try:
+        return has_diverged(read_manifest(directory))
+    except StateError:  # the message of the failure matters more
+        return False
+
+
 def _changes(planned: Plan) -> str:
     """Return the options for the settings of a resumed run that its manifest does not have, as it was not rewritten."""
     from hyperfl_flwr.config.table import default_settings  # deferred: takes a fraction of a second
@@ -200,7 +209,8 @@ def _option(key: str, value: Scalar) -> list[str]:
 def with_resume_hint(planned: Plan, observer: RunCallbacks, words: str = "") -> Iterator[None]:
     """Add the command that resumes the run to a failure, and show it when the user interrupts.
 
-    It has the settings of a resumed run that ended before they were in the manifest.
+    It has the settings of a resumed run that ended before they were in the manifest. A run that has diverged would do
+    so again, which is what its failure says instead.
 
     Args:
         planned: Plan of the run.
@@ -221,8 +231,10 @@ def with_resume_hint(planned: Plan, observer: RunCallbacks, words: str = "") -> 
         raise
     except RunFailedError as error:
         hint = " ".join(filter(None, [plain, words, _changes(planned)]))
-        problem = str(error).replace(hint, "").replace(plain, "").rstrip()
-        parts = [problem, _continues(directory), hint] if (directory / "manifest.json").is_file() else [problem]
+        problem = str(error).replace(hint, "").replace(plain, "").replace(DIVERGES_AGAIN, "").rstrip()
+        parts = [problem]
+        if (directory / "manifest.json").is_file():
+            parts += [DIVERGES_AGAIN] if _has_diverged(directory) else [_continues(directory), hint]
         raise RunFailedError("\n".join(parts)) from None
 
 

@@ -92,6 +92,19 @@ def test_the_best_of_a_grid_depends_on_the_number(metric, best, tmp_path):
     assert bold == {f"| FedAvg, learning-rate {best_row.partition('@')[2]}"}
 
 
+def test_all_that_share_the_best_value_are_in_bold(tmp_path):
+    """Two rates of the same accuracy: neither is better than the other."""
+    study, records = load_study("tuning"), read_records(find_records("tuning"))
+    cells = {place: cell for place, cell in records.cells.items()
+             if place[0].startswith("fedavg@") and place[1] == "digits"}  # fmt: skip
+    *_, second, first = sorted(cells, key=lambda place: cells[place]["summary"]["test_accuracy"])
+    cells[second] = cells[second] | {"summary": cells[first]["summary"]}
+    restore(study, replace(records, cells=cells), tmp_path, with_stale=True)
+    text = markdown(collect(study, records.study_manifest, tmp_path, mix=True))
+    bold = {line.partition(" | ")[0] for line in text.splitlines() if "**" in line}
+    assert bold == {f"| FedAvg, learning-rate {row.partition('@')[2]}" for row, *_ in (first, second)}
+
+
 def test_a_value_with_fewer_seeds_than_others_is_not_the_best(tmp_path):
     """The grid is not finished: all rates but the best one have a second seed."""
     study, records = load_study("tuning"), read_records(find_records("tuning"))

@@ -13,10 +13,11 @@ from hyperfl_flwr.config.table import default_settings, resumable_changes
 from hyperfl_flwr.contract.base import Federate
 from hyperfl_flwr.contract.folders import last_checkpoint
 from hyperfl_flwr.contract.grids import Settings
-from hyperfl_flwr.core.errors import HyperFLError, RunDirectoryError, RunFailedError, StateError
+from hyperfl_flwr.core.errors import DivergedError, HyperFLError, RunDirectoryError, RunFailedError, StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.follow import RunCallbacks, with_resume_hint
 from hyperfl_flwr.launch.plans import Plan
+from hyperfl_flwr.runs.failures import DIVERGES_AGAIN
 from hyperfl_flwr.runs.resume import begun_rounds, refuse_changes, resume_round
 from hyperfl_flwr.runs.run_directory import RunDirectory, read_manifest, read_metrics, settings_of
 
@@ -240,6 +241,25 @@ def test_the_printed_command_has_what_the_manifest_lacks(finished: Path) -> None
     assert set(zip(words[::2], words[1::2], strict=True)) == {
         ("--num-rounds", "9"), ("--data-root", "/my data"), ("--set", "ledger=true"), ("--set", 'novel.epsilons="9"'),
     }  # fmt: skip
+
+
+def test_no_run_that_has_diverged_is_to_be_resumed(federate: Federate, finished: Path) -> None:
+    """The server says so, and the command in the place of its own hint."""
+    with pytest.raises(DivergedError, match="is not finite after training") as caught:
+        federate("fedavg", learning_rate=1e30, local_epochs=3)
+    assert str(caught.value).splitlines()[-1] == DIVERGES_AGAIN
+    assert "resume with" not in str(caught.value)
+    document = read_manifest(finished)
+    for diverged in (True, False):
+        (finished / "manifest.json").write_text(json.dumps(document | {"status": "failed", "diverged": diverged}))
+        plan = Plan(settings=settings_of(finished) | {"resume": str(finished)})
+        with pytest.raises(RunFailedError) as caught, with_resume_hint(plan, RunCallbacks()):
+            raise RunFailedError(f"all clients failed\n{DIVERGES_AGAIN}" if diverged else "all clients failed")
+        assert str(caught.value).count(DIVERGES_AGAIN) == int(diverged)
+        assert ("resume with" in str(caught.value)) is not diverged
+    (finished / "manifest.json").write_text("{")
+    with pytest.raises(RunFailedError, match="^all clients failed\n"), with_resume_hint(plan, RunCallbacks()):
+        raise RunFailedError("all clients failed")
 
 
 def test_the_manifest_still_tells_who_was_excluded_and_who_came_late(federate: Federate, finished: Path) -> None:
