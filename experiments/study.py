@@ -11,7 +11,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from experiments.attack_cell import PREFIX, AttackedCell
-from experiments.study_axes import Expected, Line, chosen, of_method, read_expected, read_lines, with_grid
+from experiments.study_axes import (
+    Expected,
+    Line,
+    chosen,
+    of_method,
+    read_expected,
+    read_lines,
+    refuse_unknown_columns,
+    with_grid,
+)
 from experiments.study_file import LineTable, Settings, StudyFile
 from experiments.units import unit_of
 from hyperfl_flwr.config.run_config import RunConfig
@@ -166,9 +175,7 @@ class Study:
                         continue
                     settings = {**self.settings, **column.settings, **row.settings, **row.on.get(column.name, {})}
                     settings |= (self.quick if quick else {}) | {"seed": seed} | dict(changes or {})
-                    find_sources(settings)
-                    complete = with_defaults(of_method(settings, (*self.rows, *self.columns)))
-                    cells.append(_cell(row.name, column.name, seed, complete))
+                    cells.append(self._cell(row.name, column.name, seed, settings))
         if not cells:
             reasons = {f"{line.name}: {line.missing}" for line in (*chosen_rows, *chosen_columns) if line.missing}
             raise ConfigError(f"none of the chosen cells can be run; {', '.join(sorted(reasons))}")
@@ -181,15 +188,19 @@ class Study:
     def _dataset(self, column: Line) -> str:
         return str(column.settings.get("dataset", self.settings.get("dataset", "")))
 
-
-def _cell(row: str, column: str, seed: int, settings: Settings) -> Cell:
-    attack = {key: value for key, value in settings.items() if key.startswith(PREFIX)}
-    if "attack.name" in attack:
-        AttackedCell.of(attack)
-    else:  # a column's attack settings do not apply to rows without an attack
-        attack = {}
-    config = RunConfig.from_flat({key: value for key, value in settings.items() if not key.startswith(PREFIX)})
-    return Cell(row=row, column=column, seed=seed, config=config, attack=attack)
+    def _cell(self, row: str, column: str, seed: int, settings: Settings) -> Cell:
+        try:
+            find_sources(settings)
+            complete = with_defaults(of_method(settings, (*self.rows, *self.columns)))
+            attack = {key: value for key, value in complete.items() if key.startswith(PREFIX)}
+            if "attack.name" in attack:
+                AttackedCell.of(attack)
+            else:  # a column's attack settings do not apply to rows without an attack
+                attack = {}
+            others = {key: value for key, value in complete.items() if not key.startswith(PREFIX)}
+            return Cell(row=row, column=column, seed=seed, config=RunConfig.from_flat(others), attack=attack)
+        except ConfigError as error:
+            raise type(error)(f"in {self.name}, row {row}, column {column}: {error}") from None
 
 
 def study_names() -> list[str]:
@@ -245,6 +256,7 @@ def parse_study(text: str, file: Path) -> Study:
         standard_error=given.standard_error,
         figures=(f"personalized_{task.score}",) if given.figures is None else given.figures,
     )
+    refuse_unknown_columns(study.rows, study.columns)
     if not given.paper:
         return study
     rows, columns = ({line.name: line for line in lines} for lines in (study.rows, study.columns))

@@ -124,9 +124,26 @@ def read_lines(tables: Mapping[str, LineTable]) -> list[Line]:
     for line in lines:
         if line.run not in owners or (line.run != line.name and (line.settings or line.on)):
             raise ConfigError(
-                f"{line.name} must show the runs of a line that has runs, and have no settings; it shows {line.run}"
+                f"{line.name} must show the runs of a line that has runs, and have no settings; it shows {line.run}; "
+                f"with runs are {', '.join(sorted(owners))}"
             )
     return lines
+
+
+def refuse_unknown_columns(rows: Sequence[Line], columns: Sequence[Line]) -> None:
+    """Refuse a row's settings in a column that the study does not have: they would have no effect.
+
+    Raises:
+        ConfigError: If there are some.
+    """
+    known = [column.name for column in columns]
+    for row in rows:
+        for name in {**row.on, **row.missing_on}:
+            if name not in known:
+                raise ConfigError(
+                    f"rows.{row.name}.on.{name} is for a column that the study does not have; it has "
+                    f"{', '.join(known)}{nearest(name, known)}"
+                )
 
 
 def with_grid(rows: Sequence[Line], grid: Mapping[str, Any]) -> Sequence[Line]:

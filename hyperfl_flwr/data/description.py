@@ -1,5 +1,6 @@
 """Describe a federation's data in a line, so that a wrong folder or a wasteful partition is seen before training."""
 
+from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.core.tasks import CLASSIFICATION
 from hyperfl_flwr.data.federated_data import FederatedData
 
@@ -22,12 +23,16 @@ def label_notes(data: FederatedData) -> list[str]:
 
 
 def describe(data: FederatedData) -> str:
-    """Return number of training samples, classes, partition, and how many samples the clients have."""
+    """Return number of training samples, classes, partition, how many samples the clients have, and their reuse."""
     samples = len(data.dataset.train)
-    used = sum(len(data.train_indices(client)) for client in range(data.num_clients))
+    reuse = data.reuse["train"]
     kinds = f"{data.dataset.num_classes} {'classes' if data.dataset.task is CLASSIFICATION else 'targets'}"
     names = ", ".join(data.dataset.classes or ())
     if names and data.dataset.num_classes <= SHOWN_CLASSES and len(names) <= LONGEST_NAMES and names.isprintable():
         kinds += f" ({names})"
     text = f"data: {samples:,} training samples of {kinds}, partition {data.partition}"
-    return text if used == samples else f"{text}: the clients have {used:,} of them"
+    if reuse["reused"]:
+        return (
+            f"{text}: the clients have {reuse['draws']:,}, with up to {counted(reuse['max_uses'], 'use')} of a sample"
+        )
+    return text if reuse["draws"] == samples else f"{text}: the clients have {reuse['draws']:,} of them"

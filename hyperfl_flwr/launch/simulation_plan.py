@@ -16,7 +16,7 @@ from hyperfl_flwr.launch.node_numbers import check_given_nodes, suitable_for_red
 from hyperfl_flwr.launch.plans import AUTO, IN_PROCESS, RAY, SimulationPlan
 from hyperfl_flwr.launch.ray_cluster.hosts import Cluster
 from hyperfl_flwr.launch.sizing import Machine, suitable_nodes, suitable_threads
-from hyperfl_flwr.launch.warnings import clients_of_a_round, leak_warnings, lie_warnings, noise_warnings
+from hyperfl_flwr.launch.warnings import adversary_warnings, clients_of_a_round, leak_warnings, noise_warnings
 from hyperfl_flwr.models.provenance import travelling_sources
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.node.private_state import PrivateState
@@ -107,7 +107,7 @@ def _suitable_threads(num_nodes: int, engine: str, machine: Machine, cluster: Cl
 
 
 def _warnings(config: RunConfig, data: FederatedData, num_nodes: int) -> list[str]:
-    """Return warnings about the data and the method, of what leaks, and of lies and noise that spoil the result.
+    """Return warnings about the data and the method, of what leaks, and of attacks and noise that spoil the result.
 
     Raises:
         ConfigError: If the malicious nodes are none of the run's, or all of them.
@@ -116,7 +116,7 @@ def _warnings(config: RunConfig, data: FederatedData, num_nodes: int) -> list[st
     # Reconstruction is of images only.
     pool = len(data.dataset.train.labels) if data.partition == config.data.partition else 0
     leaks = leak_warnings(config, samples, pool) if len(data.dataset.input_shape) == 3 else []
-    spoiled = lie_warnings(config, num_nodes)
+    spoiled = adversary_warnings(config, num_nodes)
     if config.privacy.noise_multiplier:
         spoiled += noise_warnings(config, num_nodes, _noisy_parameters(config, data))
     return [*data.dataset.notes, *strategy_of(config.method).warnings(resolved(config)), *leaks, *spoiled]

@@ -65,7 +65,7 @@ def partition_warnings(changes: Mapping[str, Scalar], data: FederatedData) -> li
     ]
 
 
-def lie_warnings(config: RunConfig, num_nodes: int) -> list[str]:
+def adversary_warnings(config: RunConfig, num_nodes: int) -> list[str]:
     """Return the warning for a run with an attack but without a malicious node; usually none.
 
     A backdoor without malicious nodes is left out: the run then measures the success of chance.

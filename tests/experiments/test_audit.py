@@ -166,8 +166,8 @@ def test_what_a_run_has_recorded_is_attacked(federate: Federate) -> None:
 
 
 def test_what_malicious_nodes_have_sent_is_not_attacked(federate: Federate) -> None:
-    lies = {"adversary.attack": "sign-flip", "adversary.nodes": "1", "audit.clients": "all", "audit.rounds": "1"}
-    run = federate("fedavg", **lies)
+    forged = {"adversary.attack": "sign-flip", "adversary.nodes": "1", "audit.clients": "all", "audit.rounds": "1"}
+    run = federate("fedavg", **forged)
     with pytest.raises(RunDirectoryError, match=r"has malicious nodes \(adversary.attack = sign-flip\)"):
         recorded_round(run, {})
 

@@ -51,7 +51,9 @@ def test_a_file_needs_rows_only(tmp_path: Path) -> None:
         ("=", "is not TOML"),
         ('metrics = "x"\n[rows.fedavg]', "metrics is unknown; did you mean metric"),
         ('[rows."a/b"]', "rows has 'a/b', which cannot be the name of a folder"),
-        ("[rows.fedavg]\nmu = 1", "mu is unknown"),
+        ("[rows.fedavg]\nmu = 1", "in mine, row fedavg, column all: mu is unknown"),
+        ("[columns.c]\n[rows.fedavg.on.d]\nmomentum = 0.5", r"rows\.fedavg\.on\.d is for a column .*; it has c"),
+        ('[columns.c]\n[rows.fedavg.on.d]\nmissing = "slow"', r"rows\.fedavg\.on\.d is for a column"),
     ],
 )
 def test_a_wrong_file_is_refused(text: str, problem: str, tmp_path: Path) -> None:

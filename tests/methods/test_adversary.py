@@ -34,7 +34,7 @@ LEARNING: Settings = {
 
 SCALES = (1e-30, 1e6)
 
-LIARS = "1,3"
+MALICIOUS = "1,3"
 HONEST = (0, 2, 4)
 
 
@@ -62,9 +62,14 @@ def test_the_network_learns_without_malicious_nodes(learnt: Any) -> None:
 
 @pytest.mark.parametrize(
     ("attack", "nodes", "scale"),
-    [("label-flip", "0,1,3", "auto"), ("sign-flip", LIARS, 2.0), ("ipm", LIARS, 3.0), ("alie", LIARS, 40.0)],
+    [
+        ("label-flip", "0,1,3", "auto"),
+        ("sign-flip", MALICIOUS, 2.0),
+        ("ipm", MALICIOUS, 3.0),
+        ("alie", MALICIOUS, 40.0),
+    ],
 )
-def test_lies_cost_accuracy(learnt: Any, attack: str, nodes: str, scale: float | str) -> None:
+def test_attacks_cost_accuracy(learnt: Any, attack: str, nodes: str, scale: float | str) -> None:
     assert learnt(attack, nodes, scale)["test_accuracy_aggregate"] < 0.6
 
 
@@ -97,7 +102,7 @@ def test_without_malicious_nodes_it_is_an_honest_run(method: str, attack: str, f
 @pytest.mark.parametrize("method", ["fedavg", "hyperfl", "pfedhn", "scaffold", "fedgen"])
 def test_numbers_are_of_honest_clients(method: str, federate: Federate) -> None:
     """The clients of malicious nodes finish without metrics; means and the summary are over all others."""
-    run = federate(method, NUM_CLIENTS, **{ATTACK: "sign-flip", NODES: LIARS})
+    run = federate(method, NUM_CLIENTS, **{ATTACK: "sign-flip", NODES: MALICIOUS})
     rows = [row for row in metrics(run) if row["kind"] == "client" and row["round"] == 2]
     assert [row["client"] for row in rows if "personalized_accuracy" in row] == list(HONEST)
     assert len(rows) == NUM_CLIENTS
@@ -125,7 +130,7 @@ def test_one_client_moves_the_models_of_all_others(federate: Federate) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pfedhn"])
-def test_a_lie_that_is_too_long_is_refused(method: str, federate: Federate) -> None:
+def test_a_forged_change_that_is_too_long_is_refused(method: str, federate: Federate) -> None:
     """`max-update-ratio` leaves the node out in each round, and the run goes on with the others."""
     run = federate(method, NUM_CLIENTS, **{ATTACK: "sign-flip", NODES: "1", SCALE: 1e6})
     rounds = [row for row in metrics(run) if row["kind"] == "train"]
@@ -137,7 +142,7 @@ def test_a_lie_that_is_too_long_is_refused(method: str, federate: Federate) -> N
 
 
 @pytest.mark.parametrize(("scale", "clients"), [(1.0, 5), (1.5, 4)])
-def test_privacy_of_clients_bounds_a_lie(scale: float, clients: int, federate: Federate) -> None:
+def test_privacy_of_clients_bounds_a_forged_change(scale: float, clients: int, federate: Federate) -> None:
     """With noise on the server, no change counts that is longer than a clipped one, as the honest ones here are."""
     private: dict[str, Any] = {"privacy.unit": "client", "privacy.noise": "server", "privacy.noise-multiplier": 0.1}
     adversary = {ATTACK: "sign-flip", NODES: "1", SCALE: scale}
@@ -167,7 +172,7 @@ def test_a_resumed_run_has_the_same_malicious_nodes(federate: Federate) -> None:
     check_resume("fedavg", federate_malicious)
 
 
-def test_the_run_says_who_lies(federate: Federate) -> None:
+def test_the_run_names_the_malicious_nodes(federate: Federate) -> None:
     run = federate("fedavg", NUM_CLIENTS, **{ATTACK: "ipm", SHARE: 0.4})
     malicious = json.loads((run / "manifest.json").read_text())["resolved"]["adversary.nodes"]
     silent = [client for client, value in enumerate(summary(run)["test_accuracy_per_client"]) if value is None]
@@ -182,7 +187,7 @@ def test_each_client_has_a_node_of_its_own(tmp_path: Path) -> None:
         plan(changes, 2, IN_PROCESS)
 
 
-def test_a_deployment_refuses_lies(tmp_path: Path) -> None:
+def test_a_deployment_refuses_attacks(tmp_path: Path) -> None:
     """When it is planned, and in the server app, before it asks a node."""
     changes: dict[str, Scalar] = {"output": str(tmp_path / "run"), ATTACK: "alie", SHARE: 0.4}
     with pytest.raises(ConfigError, match=r"adversary.attack must be none in a deployment, got alie"):
@@ -194,7 +199,7 @@ def test_a_deployment_refuses_lies(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_deployed_node_refuses_to_lie(tmp_path: Path) -> None:
+def test_a_deployed_node_refuses_to_attack(tmp_path: Path) -> None:
     """Whatever the attack and the nodes that it names; with the default it takes part."""
     node = NodeConfig.of({"partition-id": 0, "num-partitions": NUM_CLIENTS, "state-dir": str(tmp_path)})
     given: dict[str, Scalar] = {ATTACK: "label-flip", NODES: "1"}

@@ -27,7 +27,7 @@ ALWAYS = frozenset(range(99))
 
 
 class Deployment(InProcessGrid):
-    """Nodes of different owners with separate state folders; one may be absent, die, crash or lie in given rounds.
+    """Nodes of different owners with separate state folders; one may be absent, die, crash or report wrongly.
 
     Args:
         num_nodes: Number of nodes P.
@@ -35,8 +35,8 @@ class Deployment(InProcessGrid):
         absent: Rounds in which Flower does not list the node.
         dies: Rounds in which it trains and stores its clients' state, but disappears before it replies.
         crashes: Rounds in which its client app crashes on every message.
-        lies: Rounds in which it reports impossible accuracies.
-        all_lie: Rounds in which both nodes report impossible accuracies.
+        false_reports: Rounds in which it reports impossible accuracies.
+        all_false: Rounds in which both nodes report impossible accuracies.
         states: Folder that holds the nodes' state folders.
     """
 
@@ -49,15 +49,15 @@ class Deployment(InProcessGrid):
         absent: Iterable[int] = (),
         dies: Iterable[int] = (),
         crashes: Iterable[int] = (),
-        lies: Iterable[int] = (),
-        all_lie: Iterable[int] = (),
+        false_reports: Iterable[int] = (),
+        all_false: Iterable[int] = (),
     ) -> None:
         super().__init__(app, num_nodes, settings)
         for number, context in enumerate(self._contexts.values()):
             context.node_config["state-dir"] = str(states / f"node-{number}")
             context.node_config["mixing-key-file"] = str(states / "key")
         self.absent, self.dies, self.crashes = set(absent), set(dies), set(crashes)
-        self.lies, self.all_lie = set(lies), set(all_lie)
+        self.false_reports, self.all_false = set(false_reports), set(all_false)
         self.asked: list[tuple[int, int, list[int]]] = []
         self.next_round = 1
 
@@ -80,8 +80,8 @@ class Deployment(InProcessGrid):
                 return Message(Error(code=ErrorCode.NODE_UNAVAILABLE, reason="gone"), reply_to=message)
             if round_of(message) in self.crashes:
                 return Message(Error(code=ErrorCode.CLIENT_APP_CRASHED, reason="stopped"), reply_to=message)
-        lies = self.lies if number == GONE else self.all_lie
-        if message.metadata.message_type == MessageType.TRAIN and round_of(message) in lies | self.all_lie:
+        false_reports = self.false_reports if number == GONE else self.all_false
+        if message.metadata.message_type == MessageType.TRAIN and round_of(message) in false_reports | self.all_false:
             report = Report.from_record(record_of(reply.content, CLIENTS, ConfigRecord))
             results = [replace(each, metrics={**each.metrics, "personalized-accuracy": 7.0}) for each in report.results]
             reply.content[CLIENTS] = replace(report, results=results).to_record()
@@ -94,7 +94,7 @@ def deploy(federate: Federate, tmp_path: Path) -> Callable[..., tuple[Path, Depl
 
     def run(method: str, *, num_rounds: int = 4, **changes: Any) -> tuple[Path, Deployment]:
         grids: list[Deployment] = []
-        names = ("absent", "dies", "crashes", "lies", "all_lie")
+        names = ("absent", "dies", "crashes", "false_reports", "all_false")
         grid_changes = {name: changes.pop(name) for name in names if name in changes}
 
         def make(num_nodes: int, settings: Settings) -> Deployment:
@@ -153,7 +153,7 @@ def test_a_node_that_is_away_in_a_round_comes_back(
 @of_representatives
 def test_a_malicious_node_is_not_asked_for_ever_longer(method: str, deploy: Deploy) -> None:
     """It is excluded for one round, then for two; refused replies are not failures, and the other node continues."""
-    run, grid = deploy(method, num_rounds=6, failure_budget=0.0, exclusion_rounds=1, lies=ALWAYS)
+    run, grid = deploy(method, num_rounds=6, failure_budget=0.0, exclusion_rounds=1, false_reports=ALWAYS)
     nobody: list[int] = []
     assert [row["failed"] for row in rows(run)] == [ITS_CLIENTS, nobody, ITS_CLIENTS, nobody, nobody, ITS_CLIENTS]
     assert [row["away"] for row in rows(run)] == [nobody, ITS_CLIENTS, nobody, ITS_CLIENTS, ITS_CLIENTS, nobody]
@@ -176,7 +176,7 @@ def test_a_malicious_node_is_not_asked_for_ever_longer(method: str, deploy: Depl
 def test_a_run_in_which_most_replies_are_refused_fails(method: str, deploy: Deploy) -> None:
     """Nodes are not excluded, since the server's messages may be the cause, and the failures count."""
     with pytest.raises(RunFailedError, match=r"5 of 10 client trainings failed.*personalized-accuracy of client"):
-        deploy(method, all_lie=[2])
+        deploy(method, all_false=[2])
 
 
 @of_representatives

@@ -1,4 +1,4 @@
-"""Methods whose clients send their label counts: FedAvg as the special case, the generator's state, lies, warnings."""
+"""Methods whose clients send their label counts: a special case, the generator, false counts, warnings."""
 
 import re
 from functools import partial

@@ -1,4 +1,4 @@
-"""Robust reductions in rounds: every method with every rule, what counts as a node, lies, and too few replies."""
+"""Robust reductions in rounds: every method with every rule, what a node is, forged and too few replies."""
 
 import contextlib
 import json
@@ -126,18 +126,18 @@ def shares_of(run: Path) -> list[Mapping[str, float]]:
     return [row.get("node_shares", {}) for row in metrics(run) if row["kind"] == "train"]
 
 
-Lie = Callable[[SharedArrays, SharedArrays], SharedArrays]
+Forge = Callable[[SharedArrays, SharedArrays], SharedArrays]
 """Returns a false upload from what a node received and what it has trained."""
 
 LIAR = 1
 
 
-class LyingGrid(InProcessGrid):
+class ForgingGrid(InProcessGrid):
     """A grid of which one node sends false uploads."""
 
-    def __init__(self, num_nodes: int, settings: Settings, *, lie: Lie) -> None:
+    def __init__(self, num_nodes: int, settings: Settings, *, forge: Forge) -> None:
         super().__init__(app, num_nodes, settings, {"simulated": True})
-        self.lie = lie
+        self.forge = forge
 
     def answer(self, message: Message) -> Message:
         reply = super().answer(message)
@@ -146,7 +146,7 @@ class LyingGrid(InProcessGrid):
             received, trained = (
                 unpack_arrays(record_of(each.content, ARRAYS, ArrayRecord)) for each in (message, reply)
             )
-            reply.content[ARRAYS] = pack_arrays(self.lie(received, trained))
+            reply.content[ARRAYS] = pack_arrays(self.forge(received, trained))
         return reply
 
 
@@ -159,11 +159,11 @@ def test_a_malicious_node_is_kept_out_and_named(federate: Federate) -> None:
     """It ruins the mean; under each rule the model stays near that of the honest nodes alone."""
     plan: dict[str, Any] = TINY | {"num_rounds": 1, "num_clients": 6}
     plain, start = (federate("fedavg", 6, **plan, **rate) for rate in ({}, {"learning_rate": 1e-30}))
-    lied = federate("fedavg", 6, grid=partial(LyingGrid, lie=away), **plan)
+    forged = federate("fedavg", 6, grid=partial(ForgingGrid, forge=away), **plan)
     step = distance(plain, start)
-    assert distance(lied, start) > 20 * step
+    assert distance(forged, start) > 20 * step
     for rule in RULES:
-        run = federate("fedavg", 6, grid=partial(LyingGrid, lie=away), **plan, **{"robust.reduction": rule})
+        run = federate("fedavg", 6, grid=partial(ForgingGrid, forge=away), **plan, **{"robust.reduction": rule})
         assert distance(run, start) < 4 * step, rule
         assert [row["failed"] for row in metrics(run) if row["kind"] == "train"] == [[]]
         (shares,) = shares_of(run)

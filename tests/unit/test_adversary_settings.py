@@ -8,7 +8,7 @@ from hyperfl_flwr.config.adversary import AdversaryConfig
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.launch.warnings import lie_warnings
+from hyperfl_flwr.launch.warnings import adversary_warnings
 
 ATTACK = "adversary.attack"
 
@@ -113,5 +113,5 @@ def test_other_tasks_are_refused() -> None:
     ],
 )
 def test_an_attack_without_malicious_nodes_is_named_before_the_run(changes: dict[str, Scalar], warns: bool) -> None:
-    found = lie_warnings(RunConfig.from_flat(small_settings(method="fedavg", **changes)), 5)
+    found = adversary_warnings(RunConfig.from_flat(small_settings(method="fedavg", **changes)), 5)
     assert [text.split(":")[0] for text in found] == ["adversary.attack = alie has no effect"] * warns

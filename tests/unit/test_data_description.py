@@ -27,6 +27,11 @@ def test_the_data_are_described(make_settings: Make) -> None:
     few = plan(make_settings(**{"data.train-samples": 10, "num-clients": 4, "dataset": "digits"}))
     assert few.data == "data: 1,347 training samples of 10 classes, partition similarity: the clients have 40 of them"
     assert not [warning for warning in few.warnings if "partition" in warning]
+    iid: dict[str, Scalar] = {"num-clients": 4, "dataset": "digits", "data.partition": "iid"}
+    assert plan(make_settings(**iid, **{"data.train-samples": 1347})).data == (
+        "data: 1,347 training samples of 10 classes, partition iid: the clients have 5,388, with up to 4 uses of a "
+        "sample"
+    )
 
 
 def test_a_partition_that_client_ids_replace_is_named(make_settings: Make, file: Path) -> None:

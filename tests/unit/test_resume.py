@@ -258,7 +258,7 @@ def test_no_run_that_has_diverged_is_to_be_resumed(federate: Federate, finished:
         assert str(caught.value).count(DIVERGES_AGAIN) == int(diverged)
         assert ("resume with" in str(caught.value)) is not diverged
     (finished / "manifest.json").write_text("{")
-    with pytest.raises(RunFailedError, match="^all clients failed\n"), with_resume_hint(plan, RunCallbacks()):
+    with pytest.raises(RunFailedError, match=r"^all clients failed\n"), with_resume_hint(plan, RunCallbacks()):
         raise RunFailedError("all clients failed")
 
 

@@ -128,7 +128,7 @@ class LyingServer:
     ("sizes", "uploads_of_first"),
     [((3, 2, 0), 1), ((4, 3, 1), 1), ((5, 4, 1), 1), ((5, 4, 0), 1), ((3, 2, 0), 2), ((4, 3, 1), 2), ((5, 4, 1), 2)],
 )
-def test_every_lie_of_the_server(sizes, uploads_of_first):
+def test_every_false_answer_of_the_server(sizes, uploads_of_first):
     """The smallest sum that any combination of views opens is of G honest nodes, and there is one sum at most.
 
     The own masks of two uploads of one node are never both opened. The sums are computed from the real answers.

@@ -11,6 +11,7 @@ unless it needs more samples than there are.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -216,7 +217,7 @@ def draw_samples(labels: IntArray, demand: IntArray, rng: np.random.Generator) -
     return [np.sort(np.concatenate(piece)) for piece in pieces]
 
 
-def reuse_report(indices: Sequence[IntArray], labels: IntArray, num_classes: int) -> dict[str, object]:
+def reuse_report(indices: Sequence[IntArray], labels: IntArray, num_classes: int) -> dict[str, Any]:
     """Report how often samples are used.
 
     Args:
