@@ -168,12 +168,12 @@ def figure(
     name: Annotated[str, typer.Argument(help="One of `hyperfl studies`, or a TOML file of yours.")],
     output: Annotated[Path | None, typer.Option(help="The study's folder; default: ./runs/studies/NAME.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Use the study's quick runs.")] = False,
-    number: Annotated[
+    figures: Annotated[
         list[str] | None,
         typer.Option(
-            help="Number of metrics.jsonl's `train` lines, or NUMBER@SETTING, labels, embeddings, pseudo-data, "
-            "accuracy-bytes, leakage-accuracy, membership, property, privacy-cost, novel-divergence or novel-epsilon; "
-            "several are separated by commas."
+            help="Numbers of metrics.jsonl's `train` lines, or NUMBER@SETTING, labels, embeddings, pseudo-data, "
+            "accuracy-bytes, leakage-accuracy, membership, property, privacy-cost, novel-divergence or novel-epsilon, "
+            "separated by commas; default: the study's figures."
         ),
     ] = None,
     open_private_state: Annotated[
@@ -182,7 +182,7 @@ def figure(
     mix: Annotated[bool, typer.Option("--mix", help="Accept runs of different code, data or settings.")] = False,
     records: FromRecords = "",
 ) -> None:
-    """Draw a study's figures, or the given numbers over the rounds; prints the paths of the pictures."""
+    """Draw a study's figures, or those given; prints the paths of the pictures."""
     from experiments.figures.curves import draw
     from experiments.study import load_study
     from experiments.study_axes import names_in
@@ -190,7 +190,7 @@ def figure(
 
     found = load_study(name)
     folder, _ = _study_folder(found, output, quick=quick, records=records)
-    for kind in names_in(number or ()) or found.figures:
+    for kind in names_in(figures or ()) or found.figures:
         drawn = draw(found, read_study_manifest(folder), folder, kind, open_private_state=open_private_state, mix=mix)
         for picture in drawn:
             out.print(str(picture), markup=False)

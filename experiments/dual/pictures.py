@@ -1,4 +1,4 @@
-"""Draw the pictures of `experiments.dual.convergence`, readable in black and white."""
+"""Draw the pictures of `experiments.dual.convergence`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,17 +10,21 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from experiments.dual.measures import Curve, Growth
+from hyperfl_flwr.runs.figures.colours import BLUE, COLOURS, VERMILLION
 
 LineStyle = Literal["-", "--", "-."]
 
 LOWEST, HIGHEST = 1e-8, 1e4
 """Range of the distances that are shown."""
 
-ORDER_STYLES: dict[str, tuple[str, LineStyle, str]] = {"alternating": ("k", "-", "o"), "published": ("0.55", "--", "s")}
-"""Shade, line and marker of each order."""
+ORDER_STYLES: dict[str, tuple[str, LineStyle, str]] = {
+    "alternating": (BLUE, "-", "o"),
+    "published": (VERMILLION, "--", "s"),
+}
+"""Colour, line and marker of each order."""
 
-CURVATURE_STYLES = {1.0: ("k", "o"), 0.1: ("0.3", "s"), 0.01: ("0.5", "^"), 0.0: ("0.65", "d")}
-"""Shade and marker of each curvature."""
+CURVATURE_STYLES = dict(zip((1.0, 0.1, 0.01, 0.0), zip(COLOURS, "os^d", strict=True), strict=True))
+"""Colour and marker of each curvature."""
 
 SMALLEST_RATE = 1e-5
 """Growth rates below this are on the linear part of the axis."""
@@ -52,28 +56,28 @@ def draw_curves(curves: Sequence[Curve], picture: Path) -> Path:
 
 
 def _draw_curve(panel: Axes, curve: Curve) -> None:
-    shade, line, marker = _style(curve)
+    colour, line, marker = _style(curve)
     envelope = curve.envelope
     panel.plot(
-        list(envelope), list(envelope.values()), line, color=shade, marker=marker, markersize=4.5,
-        markevery=3, mfc=shade if curve.share > 1 else "white", linewidth=1.1,
+        list(envelope), list(envelope.values()), line, color=colour, marker=marker, markersize=4.5,
+        markevery=3, mfc=colour if curve.share > 1 else "white", linewidth=1.1,
     )  # fmt: skip
     if curve.predicted and curve.sigma:
         panel.axhline(curve.predicted, color="k", linestyle=(0, (1, 1)), linewidth=0.9)
 
 
 def _style(curve: Curve) -> tuple[str, LineStyle, str]:
-    return ("0.3", "-.", "^") if curve.sigma else ORDER_STYLES[curve.order]
+    return (COLOURS[2], "-.", "^") if curve.sigma else ORDER_STYLES[curve.order]
 
 
 def _curve_legend(curves: Sequence[Curve]) -> list[Line2D]:
     known: dict[str, Line2D] = {}
     for curve in curves:
-        shade, line, marker = _style(curve)
+        colour, line, marker = _style(curve)
         where = f"{curve.share:g} of the limit"
         label = f"{curve.order}, sigma > 0, {where}" if curve.sigma else f"{curve.order}, {where}"
-        face = shade if curve.share > 1 else "white"
-        known[label] = Line2D([], [], color=shade, linestyle=line, marker=marker, mfc=face, markersize=5, label=label)
+        face = colour if curve.share > 1 else "white"
+        known[label] = Line2D([], [], color=colour, linestyle=line, marker=marker, mfc=face, markersize=5, label=label)
     predicted = Line2D([], [], color="k", linestyle=(0, (1, 1)), label="predicted end with sigma > 0")
     return [*known.values(), predicted]
 
@@ -93,8 +97,8 @@ def draw_rates(growths: Sequence[Growth], picture: Path) -> Path:
     for panel in panels[-1]:
         panel.set_xlabel("dual step / predicted limit")
     handles = [
-        Line2D([], [], color=shade, marker=marker, mfc="white", label=f"curvature {curvature:g}", linewidth=1)
-        for curvature, (shade, marker) in CURVATURE_STYLES.items()
+        Line2D([], [], color=colour, marker=marker, mfc="white", label=f"curvature {curvature:g}", linewidth=1)
+        for curvature, (colour, marker) in CURVATURE_STYLES.items()
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize="small",
                   title="lines: spectral radius, predicted; markers: measured")  # fmt: skip
@@ -103,12 +107,12 @@ def draw_rates(growths: Sequence[Growth], picture: Path) -> Path:
 
 
 def _draw_panel(panel: Axes, growths: Sequence[Growth]) -> None:
-    for curvature, (shade, marker) in CURVATURE_STYLES.items():
+    for curvature, (colour, marker) in CURVATURE_STYLES.items():
         here = [growth for growth in growths if growth.curvature == curvature]
         shares = [growth.share for growth in here]
-        panel.plot(shares, [growth.predicted for growth in here], "-", color=shade, linewidth=1)
+        panel.plot(shares, [growth.predicted for growth in here], "-", color=colour, linewidth=1)
         panel.plot(
-            shares, [growth.measured for growth in here], marker, color=shade, mfc="white", markersize=5, markevery=2
+            shares, [growth.measured for growth in here], marker, color=colour, mfc="white", markersize=5, markevery=2
         )
         if here and not here[0].limit:
             panel.annotate(

@@ -11,6 +11,7 @@ from experiments.figures.results import new_figure, save_with_numbers, summaries
 from experiments.study import Cell, Study
 from experiments.study_folder import StudyManifest
 from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.runs.figures.colours import BLUE, CONTROL, VERMILLION
 
 BETWEEN_ATTACKS = 0.22
 """Distance of the marks of two attacks, where that of two lines of the picture is 1; seeds stand closer together."""
@@ -39,7 +40,7 @@ class GameFigure:
     Attributes:
         kind: The game, as in `attack.name`.
         views: Titles of the panels, by attacker.
-        attacks: Marker, shade and title of each attack.
+        attacks: Marker, colour and title of each attack.
         number: The number, the last part of its name in summary.json.
         axis: Title of its axis.
         guessing: Value of guessing, a thin line.
@@ -58,8 +59,8 @@ class GameFigure:
 MEMBERSHIP = GameFigure(
     kind="membership",
     views={"server": "the server, from uploads", "client": "another client", "model": "the exported model"},
-    attacks={"lira": ("o", "0", "likelihood ratio"), "loss": ("s", "0.45", "loss threshold"),
-             "control": ("x", "0.65", "control, samples of nobody")},
+    attacks={"lira": ("o", BLUE, "likelihood ratio"), "loss": ("s", VERMILLION, "loss threshold"),
+             "control": ("x", CONTROL, "control, samples of nobody")},
     number="auc",
     axis="area (0.5: guessing)",
     guessing=0.5,
@@ -68,8 +69,8 @@ MEMBERSHIP = GameFigure(
 PROPERTY = GameFigure(
     kind="property",
     views={"upload": "the first upload", "server": "all uploads", "sum": "the sums", "model": "the exported model"},
-    attacks={"regression": ("o", "0", "regression on shadows"), "bias": ("s", "0.45", "bias gradient"),
-             "permuted": ("x", "0.65", "control, permuted shares")},
+    attacks={"regression": ("o", BLUE, "regression on shadows"), "bias": ("s", VERMILLION, "bias gradient"),
+             "permuted": ("x", CONTROL, "control, permuted shares")},
     number="r2",
     axis="R² (1: exact, 0: guessing)",
     guessing=0.0,
@@ -154,7 +155,7 @@ def _labels(study: Study, study_manifest: StudyManifest, found: Sequence[Mark]) 
 def _draw_panel(
     shown: GameFigure, panel: Axes, marks: Sequence[Mark], lines: Sequence[tuple[str, str]], seeds: Sequence[int]
 ) -> None:
-    for number, (attack, (marker, shade, title)) in enumerate(shown.attacks.items()):
+    for number, (attack, (marker, colour, title)) in enumerate(shown.attacks.items()):
         chosen = [mark for mark in marks if mark.attack == attack]
         places = [
             lines.index((mark.row, mark.column))
@@ -163,7 +164,7 @@ def _draw_panel(
         ]
         values = [mark.value for mark in chosen]
         ends = [[mark.value - mark.low for mark in chosen], [mark.high - mark.value for mark in chosen]]
-        panel.errorbar(values, places, xerr=ends, fmt=marker, color=shade, markersize=4, linewidth=1, label=title)
+        panel.errorbar(values, places, xerr=ends, fmt=marker, color=colour, markersize=4, linewidth=1, label=title)
     panel.axvline(shown.guessing, color="0", linewidth=0.6)
     if shown.lowest is not None:
         panel.set_xlim(left=shown.lowest)

@@ -1,4 +1,4 @@
-"""Draw the figures of a study's finished cells, readable in black and white."""
+"""Draw the figures of a study's finished cells."""
 
 import json
 import statistics
@@ -23,6 +23,7 @@ from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
+from hyperfl_flwr.runs.figures.colours import PALETTE
 from hyperfl_flwr.runs.figures.plots import labels_figure, save
 from hyperfl_flwr.runs.listed_clients import is_listed, label_rows
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
@@ -202,7 +203,7 @@ def _draw_panel(panel: Axes, title: str, rows: Sequence[Line], curves: Curves, s
     """Draw the curves of all rows in one panel, and note below it which of their points are left out."""
     for position, row in enumerate(rows):
         if found := curves.get((row.name, title)):
-            _draw_row(panel, list(found.values()), row.label, position, len(rows))
+            _draw_row(panel, list(found.values()), row.label, position)
     panel.set_title(title, fontsize="medium")
     axis = setting or "round"
     notes = [_left_out(list(curves.get((row.name, title), {}).values()), f"{row.label}: {axis}") for row in rows]
@@ -211,16 +212,16 @@ def _draw_panel(panel: Axes, title: str, rows: Sequence[Line], curves: Curves, s
     panel.xaxis.set_major_locator(MaxNLocator(integer=not setting))
 
 
-def _draw_row(panel: Axes, curves: Sequence[dict[float, float]], label: str, position: int, of: int) -> None:
+def _draw_row(panel: Axes, curves: Sequence[dict[float, float]], label: str, position: int) -> None:
     """Draw one row's curve and band, in a style that depends on its position among all rows."""
     rounds, means, lowest, highest = _band(curves)
     line, marker = STYLES[position % len(STYLES)]
-    shade = str(0.55 * position / max(1, of - 1))
+    colour = PALETTE[position % len(PALETTE)]
     panel.plot(
-        rounds, means, line, marker=marker, color=shade, label=label,
+        rounds, means, line, marker=marker, color=colour, label=label,
         markersize=4, mfc="white", markevery=max(1, len(rounds) // MARKS),
     )  # fmt: skip
-    panel.fill_between(rounds, lowest, highest, color=shade, alpha=0.15, linewidth=0)
+    panel.fill_between(rounds, lowest, highest, color=colour, alpha=0.15, linewidth=0)
 
 
 def _curve(cell: Cell, folder: Path, number: str) -> dict[float, float]:

@@ -14,13 +14,12 @@ from experiments.study_folder import StudyManifest
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.runs.figures.panels import COLOURS
-from hyperfl_flwr.runs.figures.plots import INK
+from hyperfl_flwr.runs.figures.colours import INK, PALETTE
 
 MARKERS = ("o", "s", "^", "d", "v", "p", "*", "X")
 """Marker of each method."""
 
-COLOURS_OF_DEFENCES = (INK, *COLOURS, "#56b4e9", "#e69f00", "#f0e442")
+COLOURS_OF_DEFENCES = (INK, *(colour for colour in PALETTE if colour != INK))
 """Colour of each defence, in the order of the study's rows."""
 
 ACCURACY = "accuracy"

@@ -1,4 +1,4 @@
-"""Draw the figures of novel clients, readable in black and white, and write their numbers to CSV files."""
+"""Draw the figures of novel clients, and write their numbers to CSV files."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,9 +11,9 @@ from experiments.study import Cell, Study
 from experiments.study_axes import Line
 from experiments.study_folder import StudyManifest
 from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.runs.figures.colours import PALETTE
 from hyperfl_flwr.runs.novel_results import Mean
 
-SHADES = ("k", "0.4", "0.6", "0.2", "0.75")
 MARKERS = "os^dvP"
 LINES = ("-", "--", "-.", ":")
 
@@ -124,25 +124,25 @@ def _draw_points(panel: Axes, found: Mapping[str, Points], headings: Mapping[str
         points = found.get(name, [])
         panel.scatter(
             [x for x, _ in points], [y for _, y in points], s=18, marker=MARKERS[place % len(MARKERS)],
-            facecolors="none", edgecolors=SHADES[place % len(SHADES)], linewidths=0.8, label=heading,
+            facecolors="none", edgecolors=PALETTE[place % len(PALETTE)], linewidths=0.8, label=heading,
         )  # fmt: skip
 
 
 def _draw_means(panel: Axes, means: Sequence[tuple[float, Mean]], place: int, label: str) -> None:
     panel.errorbar(
         [x for x, _ in means], [level.mean for _, level in means], [level.sem or 0.0 for _, level in means],
-        linestyle=LINES[place % len(LINES)], marker=MARKERS[place % len(MARKERS)], color=SHADES[place % len(SHADES)],
+        linestyle=LINES[place % len(LINES)], marker=MARKERS[place % len(MARKERS)], color=PALETTE[place % len(PALETTE)],
         markersize=5, capsize=2, linewidth=1.2, label=label,
     )  # fmt: skip
 
 
 def _draw_curve(panel: Axes, curve: Curve, place: int, label: str) -> None:
-    shade, line = SHADES[place % len(SHADES)], LINES[place % len(LINES)]
+    colour, line = PALETTE[place % len(PALETTE)], LINES[place % len(LINES)]
     noisy = sorted((epsilon, level.mean, level.sem or 0.0) for epsilon, level in curve.items() if epsilon is not None)
     epsilons, means, errors = zip(*noisy, strict=True) if noisy else ((), (), ())
     panel.errorbar(
-        epsilons, means, errors, linestyle=line, marker=MARKERS[place % len(MARKERS)], color=shade, mfc="white",
+        epsilons, means, errors, linestyle=line, marker=MARKERS[place % len(MARKERS)], color=colour, mfc="white",
         markersize=5, capsize=2, linewidth=1.2, label=label,
     )  # fmt: skip
     if None in curve:
-        panel.axhline(curve[None].mean, linestyle=line, color=shade, linewidth=0.8, alpha=0.7)
+        panel.axhline(curve[None].mean, linestyle=line, color=colour, linewidth=0.8, alpha=0.7)

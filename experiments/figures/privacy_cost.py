@@ -1,6 +1,7 @@
 """Draw what privacy of whole clients costs: the accuracy against epsilon, with training alone as the line to beat."""
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -12,13 +13,13 @@ from experiments.study import Cell, Study
 from experiments.study_file import Settings
 from experiments.study_folder import StudyManifest
 from hyperfl_flwr.core.errors import RunDirectoryError
-from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.runs.figures.colours import PALETTE
 
 NUMBERS = {"test_accuracy": "-", "test_accuracy_aggregate": "--"}
 """Numbers of summary.json that are drawn, with the line of each."""
 
-SHADES, MARKERS = ("0", "0.45", "0.65"), ("o", "s", "^")
-"""Shade and marker of each method."""
+MARKERS = ("o", "s", "^", "d", "v")
+"""Marker of each method."""
 
 NOISE = frozenset({"privacy.noise-multiplier", "privacy.unit", "privacy.noise"})
 """Settings in which the points of a curve differ."""
@@ -57,7 +58,7 @@ def draw_privacy_cost(study: Study, study_manifest: StudyManifest, cells: Sequen
     columns = [column for column in study.columns if column.name in found]
     figure, panels = _figure_of(len(columns))
     for panel, column in zip(panels, columns, strict=True):
-        _draw_panel(panel, found[column.name])
+        _draw_panel(panel, found[column.name], _names(study, cells))
         panel.set_title(study.heading(column, quick=study_manifest.quick), fontsize="medium")
     handles = {
         label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
@@ -121,7 +122,20 @@ def _has_epsilon(curves: Curves) -> bool:
     return any(epsilon for points in curves.values() for epsilon, _ in points)
 
 
-def _draw_panel(panel: Axes, curves: Curves) -> None:
+def _names(study: Study, cells: Sequence[Cell]) -> dict[str, str]:
+    """Return the name of each method: the parts, between commas, with which the labels of all of its rows begin."""
+    parts = {row.name: row.label.split(", ") for row in study.rows}
+    of_methods: dict[str, list[Sequence[str]]] = {}
+    for cell in cells:
+        of_methods.setdefault(cell.config.method, []).append(parts[cell.row])
+    common = {
+        method: [each[0] for each in takewhile(lambda part: len(set(part)) == 1, zip(*several, strict=False))]
+        for method, several in of_methods.items()
+    }
+    return {method: ", ".join(begin) or method for method, begin in common.items()}
+
+
+def _draw_panel(panel: Axes, curves: Curves, names: Mapping[str, str]) -> None:
     methods = sorted({method for method, _ in curves if method != "local"})
     for (method, number), points in curves.items():
         what = number.removeprefix("test_accuracy_") if number != "test_accuracy" else "personalized"
@@ -129,16 +143,16 @@ def _draw_panel(panel: Axes, curves: Curves) -> None:
         level = [value for epsilon, value in points if epsilon is None]
         if method == "local":
             if number == "test_accuracy" and level:
-                panel.axhline(level[0], color="0", linestyle=":", linewidth=1.4, label=METHODS["local"].title)
+                panel.axhline(level[0], color="0", linestyle=":", linewidth=1.4, label=names[method])
             continue
         place = methods.index(method)
-        shade, marker = SHADES[place % len(SHADES)], MARKERS[place % len(MARKERS)]
+        colour, marker = PALETTE[place % len(PALETTE)], MARKERS[place % len(MARKERS)]
         if noisy:
             epsilons, values = zip(*noisy, strict=True)
-            panel.plot(epsilons, values, NUMBERS[number], marker=marker, color=shade, mfc="white",
-                       label=f"{method}, {what}")  # fmt: skip
+            panel.plot(epsilons, values, NUMBERS[number], marker=marker, color=colour, mfc="white",
+                       label=f"{names[method]}, {what}")  # fmt: skip
         if level:
-            panel.axhline(level[0], color=shade, linestyle=NUMBERS[number], linewidth=0.7, alpha=0.7)
+            panel.axhline(level[0], color=colour, linestyle=NUMBERS[number], linewidth=0.7, alpha=0.7)
     panel.set(xscale="log", xlabel="epsilon of a client (thin level lines: no epsilon)")
     panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))

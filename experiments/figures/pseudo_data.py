@@ -31,6 +31,7 @@ from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
 from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.models.generator import NOISE_DIM, Generator, kept_generators
+from hyperfl_flwr.runs.figures.colours import PALETTE
 from hyperfl_flwr.runs.run_data import require_dataset
 from hyperfl_flwr.runs.run_directory import read_manifest
 
@@ -161,8 +162,8 @@ def draw_pseudo_data(run: Path, picture: Path) -> None:
 
 def _draw_divergences(axes: Axes, found: Mapping[int, Sequence[float]]) -> None:
     for label, curve in enumerate(np.array(list(found.values())).T):
-        line, marker, grey = "-" if label < 5 else "--", "os^dvPX*<>"[label % 10], str(0.06 * (label % 10))
-        axes.plot(list(found), curve, line, marker=marker, color=grey, mfc="white", label=str(label), markevery=0.1)
+        line, marker, colour = "-" if label < 5 else "--", "os^dvPX*<>"[label % 10], PALETTE[label % 5]
+        axes.plot(list(found), curve, line, marker=marker, color=colour, mfc="white", label=str(label), markevery=0.1)
     axes.set_yscale("log")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("round")

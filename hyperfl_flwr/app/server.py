@@ -20,14 +20,14 @@ from hyperfl_flwr.app.resolved import resolution, resolution_text, resolved
 from hyperfl_flwr.app.robust_reductions import check_enough_nodes, robust_warnings
 from hyperfl_flwr.app.secure_sums import check_nodes, secure_context, secure_sum_warnings
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.core.errors import ConfigError, DivergedError, RunFailedError
+from hyperfl_flwr.core.errors import DIVERGES_AGAIN, ConfigError, DivergedError, RunFailedError
 from hyperfl_flwr.flower.grid import is_http_grid
 from hyperfl_flwr.flower.log import FLOWER_LOGGER, log
 from hyperfl_flwr.flower.parent_monitor import end_with_parent
 from hyperfl_flwr.flower.ray_pool import cluster_hosts, replace_dead_actors
 from hyperfl_flwr.models.provenance import keep_sources, method_facts, model_facts, refuse_changed_sources, use_weights
 from hyperfl_flwr.runs import manifest
-from hyperfl_flwr.runs.failures import DIVERGES_AGAIN, nobody_text
+from hyperfl_flwr.runs.failures import nobody_text
 from hyperfl_flwr.runs.privacy_statement import statement_text
 from hyperfl_flwr.runs.resume import begun_rounds, refuse_other_nodes, resume_round
 from hyperfl_flwr.runs.run_data import RunData, refuse_changed_data

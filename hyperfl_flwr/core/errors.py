@@ -75,6 +75,10 @@ class RunFailedError(HyperFLError):
     exit_code = 1
 
 
+DIVERGES_AGAIN = "resumed with these settings it would diverge again; start a new run with a lower learning-rate"
+"""What is said of a run that has diverged, in the place of the command that resumes it."""
+
+
 class DivergedError(RunFailedError):
     """The run failed since its training has diverged: a result, as others of the same settings."""
 

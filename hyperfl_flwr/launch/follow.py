@@ -11,15 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from hyperfl_flwr.core.errors import RunFailedError, StateError
+from hyperfl_flwr.core.errors import DIVERGES_AGAIN, RunFailedError, StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.tasks import Task, task_of
 from hyperfl_flwr.launch.console import parse_value
 from hyperfl_flwr.launch.flower.client import RunStatus
 from hyperfl_flwr.launch.plans import Plan
-from hyperfl_flwr.runs.failures import DIVERGES_AGAIN, has_diverged
 from hyperfl_flwr.runs.metrics_tail import NewRecords
-from hyperfl_flwr.runs.run_directory import read_manifest
 
 POLL_SECONDS = 0.5
 
@@ -172,6 +170,9 @@ def _continues(directory: Path) -> str:
 
 
 def _has_diverged(directory: Path) -> bool:
+    from hyperfl_flwr.runs.failures import has_diverged  # deferred: imports Flower, which following a run does not need
+    from hyperfl_flwr.runs.run_directory import read_manifest
+
     try:
         return has_diverged(read_manifest(directory))
     except StateError:  # the message of the failure matters more

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
-from hyperfl_flwr.runs.figures.panels import COLOURS
-from hyperfl_flwr.runs.figures.plots import INK, RULES, STYLE
+from hyperfl_flwr.runs.figures.colours import COLOURS, INK, RULES
+from hyperfl_flwr.runs.figures.plots import STYLE
 
 THEME = {INK: "ink", RULES: "rules"} | dict(zip(COLOURS, ("blue", "vermillion", "green", "purple"), strict=True))
 """Colours of figures and the variables of `templates/page.css` that have a value for each theme."""

@@ -91,10 +91,6 @@ def run_failed(path: Path, text: str) -> RunFailedError:
     return RunFailedError(text)
 
 
-DIVERGES_AGAIN = "resumed with these settings it would diverge again; start a new run with a lower learning-rate"
-"""What is said of a run that has diverged, in the place of the command that resumes it."""
-
-
 def has_diverged(manifest: Mapping[str, Any]) -> bool:
     """Return whether a run has failed since its training has diverged, see `run_failed`."""
     return bool(manifest.get("status") == "failed" and manifest.get("diverged", False))

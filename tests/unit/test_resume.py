@@ -13,11 +13,17 @@ from hyperfl_flwr.config.table import default_settings, resumable_changes
 from hyperfl_flwr.contract.base import Federate
 from hyperfl_flwr.contract.folders import last_checkpoint
 from hyperfl_flwr.contract.grids import Settings
-from hyperfl_flwr.core.errors import DivergedError, HyperFLError, RunDirectoryError, RunFailedError, StateError
+from hyperfl_flwr.core.errors import (
+    DIVERGES_AGAIN,
+    DivergedError,
+    HyperFLError,
+    RunDirectoryError,
+    RunFailedError,
+    StateError,
+)
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.follow import RunCallbacks, with_resume_hint
 from hyperfl_flwr.launch.plans import Plan
-from hyperfl_flwr.runs.failures import DIVERGES_AGAIN
 from hyperfl_flwr.runs.resume import begun_rounds, refuse_changes, resume_round
 from hyperfl_flwr.runs.run_directory import RunDirectory, read_manifest, read_metrics, settings_of
 

@@ -8,12 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from hyperfl_flwr.core.tasks import Task, task_of
+from hyperfl_flwr.runs.figures.colours import BLUE, COLOURS, VERMILLION
 from hyperfl_flwr.runs.run_directory import Record, has_secure_sums
 from hyperfl_flwr.runs.validation import replaces_test_data
-
-BLUE, VERMILLION = "#0072b2", "#d55e00"
-COLOURS = (BLUE, VERMILLION, "#009e73", "#cc79a7")
-"""Colours of data: M. Okabe and K. Ito, Color Universal Design, 2008."""
 
 Curve = tuple[list[int], list[float]]
 """Rounds and values of a curve."""

@@ -1,8 +1,4 @@
-"""Draw figures of a run's metrics in one style.
-
-The colours are those of Okabe and Ito, which colour-blind readers can distinguish. Lines and markers differ, too, so
-that the figures are readable in black and white.
-"""
+"""Draw figures of a run's metrics in one style."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -17,21 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from hyperfl_flwr.core.tasks import Task, task_of
-from hyperfl_flwr.runs.figures.panels import (
-    BLUE,
-    COLOURS,
-    Curve,
-    RunPanels,
-    curve_of,
-    draw_curves,
-    in_units,
-    over_rounds,
-)
+from hyperfl_flwr.runs.figures.colours import BLUE, COLOURS, INK, RULES
+from hyperfl_flwr.runs.figures.panels import Curve, RunPanels, curve_of, draw_curves, in_units, over_rounds
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
-
-INK, RULES = "#1b1f24", "#c9ced4"
-"""Colours of text and axes, and of the grid."""
 
 RUN_STYLES = [(style, COLOURS[number % len(COLOURS)]) for number, style in enumerate(
     ("-o", "--s", ":^", "-.d", "--o", "-s", "-.^", ":d")

@@ -9,8 +9,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from hyperfl_flwr.runs.figures.panels import COLOURS, legend_below
-from hyperfl_flwr.runs.figures.plots import INK, PANEL_INCHES, STYLE
+from hyperfl_flwr.runs.figures.colours import COLOURS, INK
+from hyperfl_flwr.runs.figures.panels import legend_below
+from hyperfl_flwr.runs.figures.plots import PANEL_INCHES, STYLE
 
 RocCurve = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Rates of false and of true positives, see `hyperfl_flwr.metrics.roc.curve`."""

@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
-from hyperfl_flwr.runs.figures.panels import COLOURS, legend_below
-from hyperfl_flwr.runs.figures.plots import INK, PANEL_INCHES, STYLE
+from hyperfl_flwr.runs.figures.colours import COLOURS, INK
+from hyperfl_flwr.runs.figures.panels import legend_below
+from hyperfl_flwr.runs.figures.plots import PANEL_INCHES, STYLE
 
 Pairs = tuple[NDArray[np.float64], NDArray[np.float64]]
 """True and estimated shares [n]."""
