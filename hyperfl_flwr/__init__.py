@@ -1,8 +1,8 @@
 """Federated learning with hypernetworks and without sharing models, on Flower.
 
-`run`, `resume`, `Run`, `RunCallbacks`, `compare`, `deployment` and `HyperFLError` are the Python interface
-(docs/how-to/python.md). Each is imported when it is first used: this module is also imported by every process that
-trains, and on nodes, which have only what trains.
+`run`, `resume`, `Run`, `RunCallbacks`, `compare`, `run_audit`, `Audit`, `deployment` and `HyperFLError` are the Python
+interface (docs/how-to/python.md). Each is imported when it is first used: this module is also imported by every
+process that trains, and on nodes, which have only what trains.
 
 Ray puts the working directory of the simulation's process first on every actor's import path, so a foreign package
 named `clients` or `strategies` there would be imported instead of ours. In that process, and only there, the working
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from hyperfl_flwr.api.compare import compare
     from hyperfl_flwr.api.run import Run
     from hyperfl_flwr.api.train import resume, run
+    from hyperfl_flwr.audit.run_audit import Audit, run_audit
     from hyperfl_flwr.core.errors import HyperFLError
     from hyperfl_flwr.deploy.run import deployment
     from hyperfl_flwr.launch.follow import RunCallbacks
 
-__all__ = ["HyperFLError", "Run", "RunCallbacks", "compare", "deployment", "resume", "run"]
+__all__ = ["Audit", "HyperFLError", "Run", "RunCallbacks", "compare", "deployment", "resume", "run", "run_audit"]
 
 ROOT = Path(__file__).resolve().parent.parent
 """The folder that holds this project's packages: the checkout, Flower's unpacked app, or site-packages."""
@@ -35,6 +36,7 @@ if Path(sys.argv[0]).name == "flwr-simulation":
 
 if not TYPE_CHECKING:  # a type checker would take any name for an attribute
     _HOMES = {
+        "Audit": "audit.run_audit",
         "HyperFLError": "core.errors",
         "RunCallbacks": "launch.follow",
         "Run": "api.run",
@@ -42,6 +44,7 @@ if not TYPE_CHECKING:  # a type checker would take any name for an attribute
         "deployment": "deploy.run",
         "resume": "api.train",
         "run": "api.train",
+        "run_audit": "audit.run_audit",
     }
 
     def __getattr__(name: str) -> object:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hyperfl_flwr.api.run import Run, absolute
+from hyperfl_flwr.api.run import Run
+from hyperfl_flwr.launch.given_settings import absolute
 
 if TYPE_CHECKING:
     from hyperfl_flwr.results.compare import Comparison
@@ -24,4 +25,4 @@ def compare(runs: Sequence[Run | Path | str]) -> "Comparison":
     """
     from hyperfl_flwr.results.compare import compare as compare_folders  # loads torch: only where it is used
 
-    return compare_folders([run.folder if isinstance(run, Run) else absolute(run) for run in runs])
+    return compare_folders([absolute(run) for run in runs])

@@ -11,16 +11,12 @@ from typing import TYPE_CHECKING, Any
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, StateError
 from hyperfl_flwr.core.run_folder import manifest_file
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.launch.given_settings import absolute
 
 if TYPE_CHECKING:
     from hyperfl_flwr.metrics.predictions import Predictions
     from hyperfl_flwr.results.export import Exported, State
     from hyperfl_flwr.runs.run_directory import Record
-
-
-def absolute(path: Path | str) -> Path:
-    """Return an absolute path, relative to the working directory, with `~` as the user's home."""
-    return Path(path).expanduser().absolute()
 
 
 class Run:
@@ -42,6 +38,10 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"
+
+    def __fspath__(self) -> str:
+        """Return the run's folder: a run can be given wherever a path is expected."""
+        return str(self.folder)
 
     @property
     def manifest(self) -> dict[str, Any]:

@@ -1,18 +1,16 @@
 """Train a federation from Python: the command `hyperfl run` as a function."""
 
-import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from hyperfl_flwr.api.run import Run, absolute
+from hyperfl_flwr.api.run import Run
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.data.sample_format import from_here
 from hyperfl_flwr.launch.console import err
 from hyperfl_flwr.launch.follow import Display, Platform, RunCallbacks
+from hyperfl_flwr.launch.given_settings import changed_settings, plain_scalar
 from hyperfl_flwr.launch.plans import AUTO, Engine
 from hyperfl_flwr.launch.progress import ShownProgress
 from hyperfl_flwr.launch.simulation import simulation
@@ -137,7 +135,7 @@ def resume(
     return run(
         num_rounds=num_rounds,
         data_root=data_root,
-        settings=changed_settings(settings, resume=unfinished.folder if isinstance(unfinished, Run) else unfinished),
+        settings=changed_settings(settings, resume=unfinished),
         engine=engine,
         num_nodes=num_nodes,
         ray_address=ray_address,
@@ -148,50 +146,13 @@ def resume(
     )
 
 
-def changed_settings(settings: Mapping[str, Scalar] | None = None, **named: Scalar | Path | None) -> dict[str, Scalar]:
-    """Merge settings from a mapping and from keyword arguments, with absolute paths.
-
-    Args:
-        settings: Settings by their keys; a value may be a scalar of numpy.
-        **named: Settings that override these, with underscores instead of hyphens; None is left out.
-
-    Returns:
-        The settings by their keys.
-
-    Raises:
-        ConfigError: If `settings` is no mapping, or a value is not a string, a number or a boolean.
-    """
-    if settings is not None and not isinstance(settings, Mapping):
-        kind = type(settings).__name__
-        raise ConfigError(f'settings must be a dictionary, such as {{"local-epochs": 1}}; got a {kind}')
-    given: dict[str, Any] = {name.replace("_", "-"): value for name, value in named.items() if value is not None}
-    for key in {"data-root", "output", "resume"} & given.keys():
-        given[key] = str(absolute(given[key]))
-    changes: dict[str, Any] = {key: _plain(value) for key, value in {**(settings or {}), **given}.items()}
-    for key, value in changes.items():
-        if not isinstance(value, str | int | float | bool):  # a nested table would be ignored without an error
-            raise ConfigError(
-                f"the setting {key} must be a string, a number or a boolean, got {value!r}; settings of a section have "
-                f"a dot in their key, for example data.partition"
-            )
-    if isinstance(own := changes.get("dataset"), str):
-        changes["dataset"] = from_here(own, has_data_root=bool(changes.get("data-root")))
-    return changes
-
-
-def _plain(value: object) -> object:
-    """Return a scalar of numpy as a value of Python, and all else as it is; does not import numpy."""
-    numpy = sys.modules.get("numpy")
-    return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
-
-
 def _checked_nodes(num_nodes: object) -> int | None:
     """Return the number of simulated nodes as an int.
 
     Raises:
         ConfigError: If it is neither None nor a whole number of at least 1.
     """
-    found = _plain(num_nodes)
+    found = plain_scalar(num_nodes)
     if found is None or (isinstance(found, int) and not isinstance(found, bool) and found >= 1):
         return found
     raise ConfigError(

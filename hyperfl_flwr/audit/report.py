@@ -13,7 +13,7 @@ from hyperfl_flwr.attacks.scoring import number_by_chance, number_recovered, ver
 from hyperfl_flwr.audit.audit import AttackResult
 from hyperfl_flwr.audit.pictures import MOST_DECIBELS, PictureRow, draw_rows, picture_rows
 from hyperfl_flwr.audit.record_round import AttackedRound
-from hyperfl_flwr.audit.sentences import sentence
+from hyperfl_flwr.audit.sentences import verdicts
 from hyperfl_flwr.audit.threat import common, each, span, threat
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.files.atomic_files import write_atomically
@@ -190,28 +190,35 @@ def _mean_and_median(values: Mapping[str, Any]) -> str:
 
 def write_audit(
     target: AttackedRound, findings: Mapping[str, AttackResult], folder: Path, lpips: Lpips | None = None
-) -> list[Path]:
-    """Write audit.json, audit.md, audit.png and audit.html to a folder, and return their paths."""
-    paths = [folder / name for name in ("audit.json", "audit.md", "audit.png", "audit.html")]
+) -> dict[str, Any]:
+    """Write audit.json, audit.md, audit.png and audit.html to a folder; returns the content of audit.json."""
     document, rows = measure(target, findings, lpips), picture_rows(target, findings)
     heading = f"{document['method']} on {document['dataset']}: {document['threat']}"
-    sentences = [sentence(document, name) for name in document["attacks"]]
+    sentences = verdicts(document)
     facts, (names, cells) = _facts(document, _known(target, findings)), table(document)
     text = "\n".join(
-        [f"# {heading}", "", facts, "", *(f"- {sentence}" for sentence in sentences), "", _markdown(names, cells)]
+        [
+            f"# {heading}",
+            "",
+            facts,
+            "",
+            *(f"- {verdict}" for verdict in sentences.values()),
+            "",
+            _markdown(names, cells),
+        ]
     )
-    write_atomically(paths[0], json.dumps(document, indent=2).encode())
-    write_atomically(paths[1], text.encode())
-    draw_rows(rows).savefig(paths[2], dpi=100)
+    write_atomically(folder / "audit.json", json.dumps(document, indent=2).encode())
+    write_atomically(folder / "audit.md", text.encode())
+    draw_rows(rows).savefig(folder / "audit.png", dpi=100)
     write_page(
-        paths[3],
+        folder / "audit.html",
         "audit.html",
         document=document,
         heading=heading,
         malicious=MALICIOUS if target.malicious_server else "",
         facts=facts,
         verdicts=sorted(
-            ((name, *_verdict(document["attacks"][name]), sentence(document, name)) for name in findings),
+            ((name, *_verdict(document["attacks"][name]), verdict) for name, verdict in sentences.items()),
             key=lambda item: item[1] != "alarm",
         ),
         num_images=sum(each(document["samples_per_client"], document["clients"])),
@@ -223,7 +230,7 @@ def write_audit(
             (name, plain(value)) for part in ("code", "hardware", "versions") for name, value in document[part].items()
         ],
     )
-    return paths
+    return document
 
 
 def _facts(document: Mapping[str, Any], known: str) -> str:

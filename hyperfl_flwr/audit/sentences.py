@@ -6,6 +6,11 @@ from typing import Any
 from hyperfl_flwr.attacks.scoring import CLEAR_MARGIN, MARGIN
 
 
+def verdicts(document: Mapping[str, Any]) -> dict[str, str]:
+    """Return what each attack of an audit has found, in a sentence by its name; see `sentence`."""
+    return {name: sentence(document, name) for name in document["attacks"]}
+
+
 def sentence(document: Mapping[str, Any], name: str) -> str:
     """Return the verdict on one attack as a sentence."""
     found, where = document["attacks"][name], document["threat"]

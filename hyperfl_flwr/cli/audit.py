@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from hyperfl_flwr.audit.replaced import ignored_text, without_replaced
-from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.audit.replaced import without_replaced
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.tasks import CLASSIFICATION
-from hyperfl_flwr.launch.console import err, out, parse_setting
+from hyperfl_flwr.launch.console import out, parse_setting
 from hyperfl_flwr.launch.early_check import check_early
-
-if TYPE_CHECKING:
-    from hyperfl_flwr.attacks.optimiser_loop import Progress as OnProgress
-    from hyperfl_flwr.audit.audit import AttackResult
-    from hyperfl_flwr.audit.observation_files import ObservationFiles
-    from hyperfl_flwr.audit.options import Options
-    from hyperfl_flwr.audit.record_round import AttackedRound
 
 audits = typer.Typer()
 
@@ -106,93 +94,28 @@ def run_audit(
     local: dict[str, Scalar] = {"batch-size": batch_size or 1, "local-epochs": local_epochs or 1}
     if checkpoint is None and recorded is None:
         check_early(without_replaced({**named, **local, **changes}))
-    from hyperfl_flwr.audit.audit import audit
-    from hyperfl_flwr.audit.chosen import chosen_attacks
-    from hyperfl_flwr.audit.options import Options
-    from hyperfl_flwr.audit.record_round import recorded_round
-    from hyperfl_flwr.audit.report import write_audit
-    from hyperfl_flwr.core.device import resolve_device
-    from hyperfl_flwr.metrics.images import Lpips
-    from hyperfl_flwr.runs.run_directory import refuse_used_directory, unused_directory
+    from hyperfl_flwr.audit.bars import shown_bars
+    from hyperfl_flwr.audit.perform import AuditRequest, perform
+    from hyperfl_flwr.audit.sentences import verdicts
+    from hyperfl_flwr.runs.run_directory import unused_directory
 
-    output = (output or unused_directory(Path("runs/audit"))).absolute()
-    refuse_used_directory(output)
-    options = Options(
-        attacks=[name.strip() for name in attacks.split(",") if name.strip()],
-        num_images=num_images or 20, samples=samples, labels_known=labels_known, iterations=iterations,
-        restarts=restarts, total_variation=total_variation, summed=summed, by_neighbours=by_neighbours,
-        malicious_server=malicious_server, prior=prior,
-    )  # fmt: skip
     if data_root is not None:
         changes["data-root"] = str(data_root.absolute())
-    observed: ObservationFiles | None = None
-    if by_neighbours:
-        others = {"--recorded": recorded, "--checkpoint": checkpoint, "--summed": summed, "--prior": prior}
-        _refuse_combination("--by-neighbours", {**others, "--malicious-server": malicious_server})
-    if recorded is not None:
-        sizes = {"num-images": num_images, "batch-size": batch_size, "samples": samples, "local-epochs": local_epochs}
-        own = {**named, **sizes, "--checkpoint": checkpoint, "--set": set_, "--malicious-server": malicious_server}
-        _refuse_combination("--recorded", own)
-        target, observed = recorded_round(recorded.absolute(), changes, summed=summed)
-        target = replace(target, prior=prior, labels_known=labels_known)
-        options = replace(options, summed=target.summed)  # a run with secure sums has recorded a sum
-    else:
-        target = _fresh_target(named, local, changes, options, checkpoint)
-    chosen_attacks(options.attacks, target)  # fail before loading weights and drawing bars
-    lpips = None if lpips_weights is None else Lpips(lpips_weights, resolve_device(target.config.device))
-    with _bars() as bars:
-        findings = audit(target, options, observed, on_finding=bars.done, progress=bars.progress)
-    output.mkdir(parents=True, exist_ok=True)
-    written = write_audit(target, findings, output, lpips)
-    _print_verdicts(target, findings)
-    out.print(str(written[-1]), markup=False)
-
-
-def _fresh_target(
-    named: Mapping[str, str],
-    local: Mapping[str, Scalar],
-    changes: Mapping[str, Scalar],
-    options: Options,
-    checkpoint: Path | None,
-) -> AttackedRound:
-    """Build the target of an audit that runs its own round, from the initial model or from a run's checkpoint.
-
-    Args:
-        named: Method and data set, if they were given.
-        local: Settings of the clients' local steps.
-        changes: Other settings; they take precedence.
-        options: See `hyperfl_flwr.audit.audit`.
-        checkpoint: Folder of the run to start from; None for the initial model.
-    """
-    from hyperfl_flwr.audit.make_round import local_epochs_setting, make_attacked_round
-    from hyperfl_flwr.config.table import with_defaults
-    from hyperfl_flwr.data.sample_format import from_here
-    from hyperfl_flwr.models.provenance import find_sources
-    from hyperfl_flwr.runs.run_data import require_classes, require_dataset
-    from hyperfl_flwr.runs.run_directory import settings_of
-    from hyperfl_flwr.runs.run_sources import find_sources_of
-
-    if checkpoint is not None:
-        _refuse_combination("--checkpoint", named)
-        require_dataset(checkpoint)
-        require_classes(checkpoint)
-        settings = settings_of(checkpoint)
-        find_sources_of(checkpoint)
-    else:
-        given: dict[str, Scalar] = {**named, **changes}
-        if own := given.get("dataset"):
-            changes = {**changes, "dataset": from_here(str(own), has_data_root="data-root" in changes)}
-        find_sources({**given, **changes})
-        settings = with_defaults({**given, **changes})
-    merged = {**settings, **local, **changes}
-    if merged.get("task", CLASSIFICATION.name) != CLASSIFICATION.name:
-        raise ConfigError(f"task must be classification, which the attacks are for; got {merged['task']!r}")
-    # The derived epochs must not override --set.
-    merged = {**merged, **local_epochs_setting(merged, options), **changes}
-    target = make_attacked_round(merged, options, checkpoint and checkpoint.absolute())
-    if text := ignored_text(changes, target.config.flat()):
-        err.print(text, markup=False, soft_wrap=True)
-    return target
+    request = AuditRequest(
+        named=named, changes=changes, attacks=[name.strip() for name in attacks.split(",") if name.strip()],
+        num_images=num_images, batch_size=batch_size, samples=samples, local_epochs=local_epochs,
+        iterations=iterations, restarts=restarts, total_variation=total_variation, prior=prior,
+        labels_known=labels_known, summed=summed, by_neighbours=by_neighbours, malicious_server=malicious_server,
+        checkpoint=checkpoint, recorded=recorded,
+    )  # fmt: skip
+    output = (output or unused_directory(Path("runs/audit"))).absolute()
+    with shown_bars() as bars:
+        document = perform(
+            request, output, lpips_weights, on_note=bars.note, on_finding=bars.done, progress=bars.progress
+        )
+    for verdict in verdicts(document).values():
+        out.print(verdict, markup=False)
+    out.print(str(output / "audit.html"), markup=False)
 
 
 @audits.command("descriptors")
@@ -252,48 +175,3 @@ def list_attacks() -> None:
         server = "curious" if attack.forge is None else "malicious"
         listed.add_row(name, attack.title, attack.source, server, single, summed)
     out.print(listed)
-
-
-def _refuse_combination(option: str, others: Mapping[str, object]) -> None:
-    if given := [name if name.startswith("-") else f"--{name}" for name, value in others.items() if value]:
-        raise ConfigError(
-            f"{', '.join(given)} cannot be given with {option}, which determines it; leave one of them out"
-        )
-
-
-def _print_verdicts(target: AttackedRound, findings: Mapping[str, AttackResult]) -> None:
-    from hyperfl_flwr.audit.report import measure
-    from hyperfl_flwr.audit.sentences import sentence
-
-    document = measure(target, findings)
-    for name in findings:
-        out.print(sentence(document, name), markup=False)
-
-
-class _Bars:
-    """Progress bars on standard error, one for each attack."""
-
-    def __init__(self, bar: Progress) -> None:
-        self.bar = bar
-        self.tasks: dict[str, TaskID] = {}
-
-    def progress(self, name: str) -> OnProgress:
-        """Add a bar for an attack and return the callback that advances it."""
-        task = self.bar.add_task(name, total=None)
-
-        def on_progress(done: int, total: int) -> None:
-            self.bar.update(task, completed=done, total=total)
-
-        self.tasks[name] = task
-        return on_progress
-
-    def done(self, name: str, finding: AttackResult) -> None:
-        """Fill the bar of an attack that has finished, also if it stopped early."""
-        self.bar.update(self.tasks[name], completed=1, total=1)
-
-
-@contextlib.contextmanager
-def _bars() -> Iterator[_Bars]:
-    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=err) as bar:
-        yield _Bars(bar)

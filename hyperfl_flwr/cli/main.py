@@ -130,8 +130,8 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the run's folder.")] = False,
 ) -> None:
     """Run federated training, simulated or on a deployment; the last line printed is the run's folder."""
-    from hyperfl_flwr.api.train import changed_settings
     from hyperfl_flwr.api.train import run as train
+    from hyperfl_flwr.launch.given_settings import changed_settings
     from hyperfl_flwr.launch.progress import ShownProgress
 
     if quiet and verbose:

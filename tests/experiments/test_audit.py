@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import hyperfl_flwr
 from hyperfl_flwr.attacks.readout import read_out
 from hyperfl_flwr.attacks.scoring import verdict
 from hyperfl_flwr.audit.audit import audit
@@ -23,7 +24,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.contract.base import SMALL, Federate
 from hyperfl_flwr.contract.grids import Settings
-from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, StateError
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.launch.warnings import leak_warnings, noise_warnings
 from hyperfl_flwr.models.hypernetwork import common_embedding
@@ -137,6 +138,28 @@ def test_the_command_writes_everything_and_says_what_it_found(tmp_path: Path) ->
         assert found["lpips"] is None
         assert {"unrelated", "mean_image", "class_means", "next_client"} == set(found["control"])
         assert found["iterations"] == 3
+    from_python = hyperfl_flwr.run_audit(
+        num_images=2, iterations=3, settings={"hyperfl.hidden-width": np.int64(8)},
+        attacks=["head-gradient", "tailored"], output=tmp_path / "b", progress=False,
+    )  # fmt: skip
+    assert list(from_python.verdicts.values()) == result.stdout.splitlines()[:-1]
+    assert from_python.report == tmp_path / "b" / "audit.html"
+    for name, found in document["attacks"].items():
+        assert from_python.numbers["attacks"][name] | {"seconds": found["seconds"]} == found
+
+
+def test_a_wrong_audit_from_python_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--checkpoint cannot be given with --recorded"):
+        hyperfl_flwr.run_audit(recorded=tmp_path, checkpoint=tmp_path, output=tmp_path / "a")
+    with pytest.raises(ConfigError, match=r'attacks must be a list of names, such as \["ig"\]; got a text'):
+        hyperfl_flwr.run_audit(attacks="ig", output=tmp_path / "a")
+    with pytest.raises(ConfigError, match="settings must be a dictionary"):
+        hyperfl_flwr.run_audit(settings=["a"], output=tmp_path / "a")  # type: ignore[arg-type]
+    with pytest.raises(RunDirectoryError, match=r"holds no audit\.json, so it is not the folder of an audit"):
+        hyperfl_flwr.Audit(tmp_path)
+    (tmp_path / "audit.json").write_text("{")
+    with pytest.raises(StateError, match="repeat the audit"):
+        _ = hyperfl_flwr.Audit(tmp_path).numbers
 
 
 @pytest.mark.slow

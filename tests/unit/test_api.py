@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 
 import hyperfl_flwr as hyperfl
 from hyperfl_flwr import ROOT
-from hyperfl_flwr.api.train import changed_settings
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.contract.base import SMALL
 from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.launch.app_bundle import build_app
+from hyperfl_flwr.launch.given_settings import changed_settings
 from hyperfl_flwr.launch.simulation import simulation
 
 PAGE = ROOT / "docs" / "how-to" / "python.md"
