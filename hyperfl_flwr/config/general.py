@@ -281,5 +281,8 @@ class MachineConfig(Section):
         "fails. Runs on a CPU are equal without it.",
     )
     checkpoint_every: Positive = setting(
-        5, "Rounds between checkpoints; the last round always has one.", resumable=True
+        5,
+        "Rounds between checkpoints. The last round always has one, and every round with secure sums, noise on clients, "
+        "`keep = best`, and methods whose repeated rounds spend privacy.",
+        resumable=True,
     )
