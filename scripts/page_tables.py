@@ -6,7 +6,7 @@ import statistics
 import tempfile
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -54,8 +54,7 @@ class Table:
         rows: The study's rows that are shown, with that of `against`; empty for all.
         against: Row that the others are compared with: a further number is the mean difference in the accuracy after
             local training, of the same clients with the same seeds, with its 95 % interval. Empty for none.
-        paper: Heading of a last number, the paper's; empty for none.
-        paper_column: The study's column that the paper's numbers are of; empty for `column`.
+        papers: For each heading of the last numbers, a paper's, the study's column that they are of.
     """
 
     records: str
@@ -63,8 +62,7 @@ class Table:
     numbers: Mapping[str, tuple[str, Format]]
     rows: Sequence[str] = ()
     against: str = ""
-    paper: str = ""
-    paper_column: str = ""
+    papers: Mapping[str, str] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         """Return the table in Markdown, and a line on where its numbers come from."""
@@ -74,7 +72,7 @@ class Table:
         labels = {row.name: row.label for row in study.rows}
         differences = _differences(study, records, self.against) if self.against else {}
         against = [f"against {labels[self.against]}, points"] if self.against else []
-        headings = [*self.numbers, *against, *([self.paper] if self.paper else [])]
+        headings = [*self.numbers, *against, *self.papers]
         lines = ["| | " + " | ".join(headings) + " |", "|---|" + "---:|" * len(headings)]
         shown = []
         seeds = {seed for *_, seed in records.cells}
@@ -86,12 +84,8 @@ class Table:
             values = [value_of(records, cells, key, text) for key, text in self.numbers.values()]
             if self.against:
                 values.append(differences[row.name, self.column])
-            if self.paper:
-                values.append(
-                    f"{found.value:.2f}"
-                    if (found := study.paper.get((row.name, self.paper_column or self.column)))
-                    else ""
-                )
+            papers = [study.paper.get((row.name, column)) for column in self.papers.values()]
+            values += ["" if found is None else f"{found.value:.2f}" for found in papers]
             lines.append(f"| {row.label}{mark} | {' | '.join(values)} |")
             shown += cells
         return [*lines, "", _source(self, study, records, shown)]

@@ -118,7 +118,7 @@ PERSONALIZED = {
 AFTER_200 = "paper, 200 rounds"
 
 TABLE_1 = Table(
-    records="table-1", column="fashion-mnist-20", against="fedavg-tuned", paper=AFTER_200,
+    records="table-1", column="fashion-mnist-20", against="fedavg-tuned", papers={AFTER_200: "fashion-mnist-20"},
     rows=("local", "fedavg", "fedrep", "hyperfl", "fedavg-tuned", "hyperfl-tuned", "hyperfl-frozen"),
     numbers={
         "personalized": ("test_accuracy", in_percent),
@@ -154,7 +154,7 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
             records="table-1-after-20",
             column="fashion-mnist-20",
             numbers=AFTER_20,
-            paper=AFTER_200,
+            papers={AFTER_200: "fashion-mnist-20"},
             rows=("local", "fedavg", "pfedhn", "pfedhn-pc", "fedrep", "hyperfl", "hyperfl-torch"),
         ),
     },
@@ -183,7 +183,7 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
                 column=column,
                 numbers=RECORD_PRIVACY,
                 against="local-tuned",
-                paper=AFTER_200,
+                papers={AFTER_200: column},
             )
             for column in ("fashion-mnist-20", "cifar10-20")
         },

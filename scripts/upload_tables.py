@@ -24,8 +24,8 @@ WITHOUT_NOISE = (
 """Its other rows."""
 
 PAPER_OF_TABLE_3 = {
-    "fashion-mnist": {"paper": "paper, EMNIST", "paper_column": "emnist"},
-    "cifar10": {"paper": "paper"},
+    "fashion-mnist": {"paper, EMNIST": "emnist"},
+    "cifar10": {"paper": "cifar10"},
 }
 """Headings of the paper's numbers in its columns, and which they are: Fashion-MNIST takes the place of EMNIST."""
 
@@ -33,8 +33,10 @@ PAPER_OF_TABLE_3 = {
 def table_3(mark: str, rows: Sequence[str], columns: Sequence[str]) -> Mapping[str, Generated]:
     """Return tables of the study `audit-table-3` by the names in their marks: the given one and the column's."""
     return {
-        f"{mark}-{column}": Table(records="audit-table-3", column=column, numbers=RECONSTRUCTION, rows=rows, **paper)
-        for column, paper in PAPER_OF_TABLE_3.items()
+        f"{mark}-{column}": Table(
+            records="audit-table-3", column=column, numbers=RECONSTRUCTION, rows=rows, papers=papers
+        )
+        for column, papers in PAPER_OF_TABLE_3.items()
         if column in columns
     }
 

@@ -282,7 +282,7 @@ class MachineConfig(Section):
     )
     checkpoint_every: Positive = setting(
         5,
-        "Rounds between checkpoints. The last round always has one, and every round with secure sums, noise on clients, "
-        "`keep = best`, and methods whose repeated rounds spend privacy.",
+        "Rounds between checkpoints. The last round always has one, and every round with secure sums, noise on "
+        "clients, `keep = best`, and methods whose repeated rounds spend privacy.",
         resumable=True,
     )

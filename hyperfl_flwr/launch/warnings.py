@@ -34,7 +34,7 @@ LARGEST_EPSILON = 10.0
 """Largest `dp.epsilon` at which noisy steps count as protection; a larger one adds little noise."""
 
 LARGEST_NOISE = 20.0
-"""Largest norm of the noise in a mean, in clipping norms, without a warning: at 17 received models lost 9 to 13 points."""
+"""Largest norm of noise in a mean without a warning, in clipping norms; at 17 received models lost 9 to 13 points."""
 
 PARTITION_SETTINGS: Mapping[str, Sequence[str]] = {
     "data.iid-fraction": ("similarity",),

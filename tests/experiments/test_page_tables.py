@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import json
 import re
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from experiments.records import find_records, read_records, shipped_records
 from experiments.study import Study, load_study
 from experiments.study_folder import StudyManifest
 from hyperfl_flwr import ROOT
+from hyperfl_flwr.metrics.intervals import of_mean
 from scripts import page_tables
 from scripts.page_tables import Figure, GridTable, RowTable, Table
 
@@ -75,10 +77,11 @@ def test_a_page_says_which_seeds_and_clients_a_mean_is_not_over(tmp_path: Path) 
 @in_a_checkout
 def test_a_page_shows_the_papers_numbers_of_another_column() -> None:
     """Fashion-MNIST takes the place of EMNIST, of which HyperFL's Table 3 has 32.64 dB for FedAvg."""
-    of_emnist = {"paper": "paper, EMNIST", "paper_column": "emnist"}
-    lines = Table(records="audit-table-3", column="fashion-mnist", rows=["fedavg"], numbers={}, **of_emnist).lines()
-    assert lines[0] == "| | paper, EMNIST |"
-    assert lines[2] == "| FedAvg, gradient inversion | 32.64 |"
+    papers = {"paper, EMNIST": "emnist", "paper, CIFAR-10": "cifar10"}
+    table = Table(records="audit-table-3", column="fashion-mnist", rows=["fedavg"], numbers={}, papers=papers)
+    first, _, second, *_ = table.lines()
+    assert first == "| | paper, EMNIST | paper, CIFAR-10 |"
+    assert second == "| FedAvg, gradient inversion | 32.64 | 16.16 |"
 
 
 @in_a_checkout
@@ -86,7 +89,9 @@ def test_a_page_compares_a_row_with_the_same_clients(tmp_path: Path) -> None:
     """A row with another number of seeds than the reference is compared over those that both have, and it says so."""
 
     def differences(records: Path | str) -> dict[str, str]:
-        table = Table(records=str(records), column="cifar10-20", numbers={}, against="local-tuned", paper="paper")
+        table = Table(
+            records=str(records), column="cifar10-20", numbers={}, against="local-tuned", papers={"paper": "cifar10-20"}
+        )
         lines = [[text.strip() for text in line.split("|")[1:-1]] for line in table.lines() if line.startswith("|")]
         return {line[0]: line[1] for line in lines[2:]}
 
@@ -128,27 +133,27 @@ def test_the_page_has_what_malicious_nodes_cost_the_same_clients() -> None:
     """The accuracies of the honest clients beside those of the same clients in the run without malicious nodes."""
     cells = read_records(find_records("what-to-choose")).cells
 
-    def cost(row: str, column: str) -> str:
+    def costs(row: str, column: str) -> tuple[float, str]:
+        """Return the mean cost in points, and its 95 % interval over the honest clients."""
         clean, attacked = (cells[row, name, 0]["summary"]["test_accuracy_per_client"] for name in ("accuracy", column))
         honest = [client for client, accuracy in enumerate(attacked) if accuracy is not None]
         assert len(honest) == 8
-        return f"{100 * sum(clean[client] - attacked[client] for client in honest) / len(honest):.1f}"
+        lost = [100 * (clean[client] - attacked[client]) for client in honest]
+        low, high = of_mean(mean := statistics.fmean(lost), statistics.stdev(lost), len(lost)) or (0, 0)
+        return round(mean, 1), f"{low:.1f} to {high:.1f}"
 
-    flips, hidden, noisy = (
-        {row: cost(f"{row}{defence}", column) for row in rows}
-        for rows, defence, column in (
-            (("fedavg", "fedrep", "pfedhn", "hyperfl"), "", "sign-flip"),
-            (("fedavg", "fedrep", "pfedhn", "hyperfl", "hyperfl-frozen"), "", "alie"),
-            (("fedrep", "hyperfl"), "-clients", "alie"),
-        )
-    )
-    assert max(map(float, hidden.values())) == 0
-    won_back = float(flips["fedavg"]) - float(cost("fedavg", "sign-flip-krum"))
+    flips = {row: costs(row, "sign-flip") for row in ("fedavg", "fedrep", "pfedhn", "hyperfl")}
+    hidden = {row: costs(row, "alie")[0] for row in (*flips, "hyperfl-frozen")}
+    noisy = {row: costs(f"{row}-clients", "alie") for row in ("fedavg", "hyperfl")}
+    assert max(hidden.values()) == 0
+    assert all(interval.startswith("-") for _, interval in (flips["hyperfl"], *noisy.values()))
+    won_back = flips["fedavg"][0] - costs("fedavg", "sign-flip-krum")[0]
     text = " ".join((ROOT / "docs" / "privacy" / "what-to-choose.md").read_text().split())
+    named = {row: f"{cost} ({interval})" for row, (cost, interval) in flips.items()}
     for sentence in (
-        f"FedAvg {flips['fedavg']} points by sign flips, FedRep {flips['fedrep']}, pFedHN {flips['pfedhn']}, "
-        f"HyperFL {flips['hyperfl']}; ALIE none without a defence.",
-        f"ALIE costs HyperFL {noisy['hyperfl']} points, FedRep {noisy['fedrep']}",
+        f"FedRep {named['fedrep'].replace(' (', ' points by sign flips (')} and pFedHN {named['pfedhn']}; FedAvg's "
+        f"{named['fedavg']} and HyperFL's {flips['hyperfl'][0]} may be chance",
+        f"FedAvg has {-noisy['fedavg'][0]} points more, HyperFL {noisy['hyperfl'][0]} less",
         f"Multi-Krum wins back {won_back:.1f} of FedAvg's points",
     ):
         assert sentence in text
