@@ -157,10 +157,18 @@ def _letter(reason: str, reasons: dict[str, str]) -> str:
     return f"– ({reasons.setdefault(reason, chr(ord('a') + len(reasons)))})"
 
 
+def seconds_of(cell: Mapping[str, Any]) -> float:
+    """Return the time that a recorded cell took; of a resumed run, that of its rounds, without the time in between."""
+    manifest, summary = cell["manifest"], cell["summary"]
+    if manifest.get("resumed") and "seconds_per_round" in summary:
+        return float(summary["seconds_per_round"] * summary["rounds"])
+    start, end = (datetime.fromisoformat(manifest[name]) for name in ("start", "end"))
+    return (end - start).total_seconds()
+
+
 def _source(study: Study, records: Records) -> str:
     manifests = [recorded["manifest"] for recorded in records.cells.values()]
-    spans = [[datetime.fromisoformat(each[end]) for end in ("start", "end")] for each in manifests]
-    seconds = sum((end - start).total_seconds() for start, end in spans)
+    seconds = sum(map(seconds_of, records.cells.values()))
     commits = sorted({short_version(version) for each in manifests for version in code_versions(each)})
     processors = sorted({each["hardware"]["processor"] for each in manifests})
     return (

@@ -280,10 +280,16 @@ def _number(value: float, unit: str, digits: int) -> str:
     return f"{value:,.0f}" if unit == "bytes" else f"{value:.{digits}f}"
 
 
+_SPECIAL = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}",
+}  # fmt: skip
+"""Characters with a meaning in LaTeX -> what prints them."""
+
+
 def _latex_cell(text: str) -> str:
     bold = re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", _escaped(text))
     return bold.replace("±", r"$\pm$").replace(NOTHING, "--")
 
 
 def _escaped(text: str) -> str:
-    return "".join(f"\\{letter}" if letter in "&%$#_{}" else letter for letter in text)
+    return "".join(_SPECIAL.get(letter, letter) for letter in text)

@@ -3,6 +3,7 @@
 import json
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -24,6 +25,7 @@ from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.runs.figures.colours import PALETTE
+from hyperfl_flwr.runs.figures.labels import literal
 from hyperfl_flwr.runs.figures.plots import labels_figure, save
 from hyperfl_flwr.runs.listed_clients import is_listed, label_rows
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
@@ -78,6 +80,7 @@ def draw(
         RunDirectoryError: If no cell is finished, they must not be mixed, or no run has recorded the data of the
             figure.
     """
+    study = _with_literal_texts(study)
     cells = study.cells(quick=study_manifest.quick, seeds=seeds_in(folder), changes=study_manifest.changes)
     finished = [cell for cell in cells if _is_finished(cell, folder, mix=mix)]
     if not finished:
@@ -126,6 +129,13 @@ def _draw_pseudo_data(cells: Sequence[Cell], folder: Path) -> list[Path]:
             f"no finished cell in {folder} has kept generators; run the study with priv-hfl.keep-generators"
         )
     return pictures
+
+
+def _with_literal_texts(study: Study) -> Study:
+    def renamed(lines: Sequence[Line]) -> list[Line]:
+        return [replace(line, label=literal(line.label)) for line in lines]
+
+    return replace(study, title=literal(study.title), rows=renamed(study.rows), columns=renamed(study.columns))
 
 
 def _draw_labels(cell: Cell, folder: Path) -> Path | None:
@@ -187,7 +197,7 @@ def _curves(
     curves: Curves = {}
     for cell in cells:
         points = _final(cell, folder, number, setting) if setting else _curve(cell, folder, number)
-        panel = title_of(cell.config.dataset) if setting else headings[cell.column]
+        panel = literal(title_of(cell.config.dataset)) if setting else headings[cell.column]
         if points:
             of_seed = curves.setdefault((cell.row, panel), {}).setdefault(cell.seed, {})
             if setting and (twice := of_seed.keys() & points):

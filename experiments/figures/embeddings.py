@@ -23,9 +23,11 @@ from sklearn.neighbors import NearestNeighbors
 
 from experiments.figures.results import new_figure
 from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.data.partition.equal_size import dominant_classes
 from hyperfl_flwr.node.private_state import INITIAL, PrivateState
 from hyperfl_flwr.runs.checkpoint import Checkpoints
+from hyperfl_flwr.runs.figures.labels import literal
 from hyperfl_flwr.runs.listed_clients import label_rows
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.runs.run_directory import read_manifest
@@ -68,8 +70,8 @@ class Separation:
     norm: float
 
 
-def read_embeddings(run: Path) -> Vectors:
-    """Read the embeddings of all clients after a simulated run's last checkpoint, [N, d], by ascending id.
+def read_embeddings(run: Path) -> tuple[Vectors, int]:
+    """Read the embeddings of all clients after a simulated run's last checkpoint, [N, d], by ascending id; its round.
 
     Raises:
         RunDirectoryError: If the run has no checkpoint, or its clients keep no embeddings.
@@ -86,7 +88,7 @@ def read_embeddings(run: Path) -> Vectors:
         if "embedding/v" not in arrays:
             raise RunDirectoryError(f"the clients of {run} have no embeddings; choose a run of the method hyperfl")
         found.append(arrays["embedding/v"])
-    return np.stack(found).astype(np.float64)
+    return np.stack(found).astype(np.float64), progress.round
 
 
 def groups_of(label_counts: npt.NDArray[np.int64]) -> Groups:
@@ -132,7 +134,9 @@ def draw_embeddings(run: Path, picture: Path) -> Separation:
     if "label_counts" not in manifest or manifest["settings"]["data.partition"] != "similarity":
         raise RunDirectoryError(f"{run} is not a simulation with data.partition = similarity: its groups are unknown")
     groups = groups_of(np.array(label_rows(manifest)))
-    vectors = read_embeddings(run)
+    vectors, rounds = read_embeddings(run)
+    if vectors.shape[1] < 2:
+        raise RunDirectoryError(f"the embeddings of {run} have one dimension; two are needed (hyperfl.embedding-dim)")
     number = len(np.unique(groups))
     if not 1 < number < len(groups):
         raise RunDirectoryError(
@@ -151,11 +155,10 @@ def draw_embeddings(run: Path, picture: Path) -> Separation:
     figure.legend(
         *left.get_legend_handles_labels(), loc="outside lower center", ncols=len(GROUP_STYLES), fontsize="small"
     )
-    settings = manifest["settings"]
     own, chance = 100 * found.neighbours, 100 * found.neighbours_by_chance
     figure.suptitle(
-        f"private embeddings of {len(vectors)} simulated clients after {settings['num-rounds']} rounds on "
-        f"{RunData.read(manifest).title}\n"
+        f"private embeddings of {len(vectors)} simulated clients after {counted(rounds, 'round')} on "
+        f"{literal(RunData.read(manifest).title)}\n"
         f"silhouette of the groups {found.silhouette:.2f} (p = {found.p_value:.4f}); "
         f"nearest embedding of the same group: {own:.0f} % (by chance {chance:.0f} %)",
         fontsize="small",

@@ -57,8 +57,9 @@ def draw_privacy_cost(study: Study, study_manifest: StudyManifest, cells: Sequen
         )
     columns = [column for column in study.columns if column.name in found]
     figure, panels = _figure_of(len(columns))
+    names, methods = _names(study, cells), sorted({method for curves in found.values() for method, _ in curves})
     for panel, column in zip(panels, columns, strict=True):
-        _draw_panel(panel, found[column.name], _names(study, cells))
+        _draw_panel(panel, found[column.name], methods, names)
         panel.set_title(study.heading(column, quick=study_manifest.quick), fontsize="medium")
     handles = {
         label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
@@ -135,8 +136,9 @@ def _names(study: Study, cells: Sequence[Cell]) -> dict[str, str]:
     return {method: ", ".join(begin) or method for method, begin in common.items()}
 
 
-def _draw_panel(panel: Axes, curves: Curves, names: Mapping[str, str]) -> None:
-    methods = sorted({method for method, _ in curves if method != "local"})
+def _draw_panel(panel: Axes, curves: Curves, methods: Sequence[str], names: Mapping[str, str]) -> None:
+    """Draw a column's curves; the methods of all columns decide about the colour and marker of each."""
+    methods = [method for method in methods if method != "local"]
     for (method, number), points in curves.items():
         what = number.removeprefix("test_accuracy_") if number != "test_accuracy" else "personalized"
         noisy = sorted((epsilon, value) for epsilon, value in points if epsilon is not None)
@@ -151,8 +153,8 @@ def _draw_panel(panel: Axes, curves: Curves, names: Mapping[str, str]) -> None:
             epsilons, values = zip(*noisy, strict=True)
             panel.plot(epsilons, values, NUMBERS[number], marker=marker, color=colour, mfc="white",
                        label=f"{names[method]}, {what}")  # fmt: skip
-        if level:
-            panel.axhline(level[0], color=colour, linestyle=NUMBERS[number], linewidth=0.7, alpha=0.7)
+        for value in level:
+            panel.axhline(value, color=colour, linestyle=NUMBERS[number], linewidth=0.7, alpha=0.7)
     panel.set(xscale="log", xlabel="epsilon of a client (thin level lines: no epsilon)")
     panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))

@@ -125,8 +125,10 @@ class PseudoStudy:
                 for images in self.images(number)
             ]
             own = [private[labels == label] for label in range(len(made))]
+            dimensions = private.shape[1]
             found[number] = [
-                gaussian_divergence(p, q) if len(q) > 1 else float("nan") for p, q in zip(made, own, strict=True)
+                gaussian_divergence(p, q) if len(q) > dimensions else float("nan")
+                for p, q in zip(made, own, strict=True)
             ]
         return found
 

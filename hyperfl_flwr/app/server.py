@@ -20,7 +20,7 @@ from hyperfl_flwr.app.resolved import resolution, resolution_text, resolved
 from hyperfl_flwr.app.robust_reductions import check_enough_nodes, robust_warnings
 from hyperfl_flwr.app.secure_sums import check_nodes, secure_context, secure_sum_warnings
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.core.errors import DIVERGES_AGAIN, ConfigError, DivergedError, RunFailedError
+from hyperfl_flwr.core.errors import DIVERGES_AGAIN, ConfigError, DivergedError, HyperFLError, RunFailedError
 from hyperfl_flwr.flower.grid import is_http_grid
 from hyperfl_flwr.flower.log import FLOWER_LOGGER, log
 from hyperfl_flwr.flower.parent_monitor import end_with_parent
@@ -204,10 +204,11 @@ def _recorded(directory: RunDirectory, early_records: Sequence[logging.LogRecord
     FLOWER_LOGGER.addHandler(handler)
     log(logging.INFO, "The run's folder is %s", directory.path)
     status, problem, has_diverged = "completed", "", False
+    failure: BaseException | None = None
     try:
         yield
     except RunFailedError as error:
-        status, problem, has_diverged = "failed", str(error), isinstance(error, DivergedError)
+        status, problem, has_diverged, failure = "failed", str(error), isinstance(error, DivergedError), error
         log(logging.ERROR, "%s", error)
         hint = f"resume with: hyperfl run --resume {shlex.quote(str(directory.path))}"
         if has_diverged:
@@ -215,7 +216,7 @@ def _recorded(directory: RunDirectory, early_records: Sequence[logging.LogRecord
         raise type(error)(f"{error}\n{hint}") from error
     except BaseException as error:
         status = "failed" if isinstance(error, Exception) else "stopped"  # KeyboardInterrupt is not an Exception
-        problem = f"{type(error).__name__}: {error}"
+        problem, failure = f"{type(error).__name__}: {error}", error
         if status == "failed":
             log(logging.ERROR, "the run ends with an exception", exc_info=error)
         else:
@@ -223,11 +224,16 @@ def _recorded(directory: RunDirectory, early_records: Sequence[logging.LogRecord
         raise
     finally:
         end = {"status": status, "problem": problem, "diverged": has_diverged, "end": manifest.now()}
-        document = read_manifest(directory.path) | end
-        directory.write_json("manifest.json", document)
-        FLOWER_LOGGER.removeHandler(handler)
-        handler.close()
-        directory.close()
+        try:
+            directory.write_json("manifest.json", read_manifest(directory.path) | end)
+        except (OSError, HyperFLError) as error:
+            if failure is None:
+                raise
+            log(logging.ERROR, "the run's end is not in manifest.json: %s", error)  # the failure matters more
+        finally:
+            FLOWER_LOGGER.removeHandler(handler)
+            handler.close()
+            directory.close()
 
 
 announce = partial(log, logging.INFO, "%s")

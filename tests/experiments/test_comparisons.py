@@ -12,7 +12,6 @@ from experiments.collect import collect
 from experiments.figures import attackers
 from experiments.figures.accuracy_bytes import LABEL_HEIGHT, draw_panel
 from experiments.figures.curves import draw
-from experiments.figures.privacy_cost import draw_privacy_cost
 from experiments.figures.results import new_figure, save_with_numbers
 from experiments.records import find_records, read_records, restore
 from experiments.study import load_study
@@ -242,16 +241,3 @@ def test_points_at_one_place_are_refused(quick_study, tmp_path):
     study = dataclasses.replace(study, columns=columns, quick_columns=[])
     with pytest.raises(RunDirectoryError, match=r"several columns of digits have momentum 0\.5: one point would "):
         draw(study, begun, folder, kind)
-
-
-def test_rows_that_differ_in_more_than_the_noise_are_no_curve(tmp_path):
-    study, records = load_study("client-privacy"), read_records(find_records("client-privacy"))
-    restore(study, records, tmp_path, with_stale=True)
-    one, other = cells = study.cells(rows=["fedrep-0.015", "fedrep-0.05"], columns=["n20-r10"])
-    (picture,) = draw_privacy_cost(study, records.study_manifest, cells, tmp_path)
-    with picture.with_suffix(".csv").open(newline="") as stream:
-        assert {line["method"] for line in csv.DictReader(stream)} == {"fedrep"}
-    privacy = other.config.privacy.model_copy(update={"clip_norm": 7.0})
-    changed = dataclasses.replace(other, config=other.config.model_copy(update={"privacy": privacy}))
-    with pytest.raises(RunDirectoryError, match=r"015 and fedrep-0\.05 of fedrep are no .*privacy\.clip-norm; draw"):
-        draw_privacy_cost(study, records.study_manifest, [one, changed], tmp_path)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.figures.curves import draw
-from experiments.figures.embeddings import groups_of, read_embeddings, separation
+from experiments.figures.embeddings import draw_embeddings, groups_of, read_embeddings, separation
 from experiments.runner import run_cells
 from experiments.study import load_study
 from experiments.study_folder import StudyManifest, open_study_folder
@@ -61,7 +61,9 @@ def test_embeddings_are_drawn_only_when_asked_for(quick_study, tmp_path):
     run = cell.folder(folder)
     _, progress = last_checkpoint(run)
     stored = [read_arrays(run / f"clients/client-{n:05d}/round-{progress.versions[n]:06d}.npz")[0] for n in range(6)]
-    assert np.array_equal(read_embeddings(run), np.stack([arrays["embedding/v"] for arrays in stored]))
+    vectors, rounds = read_embeddings(run)
+    assert np.array_equal(vectors, np.stack([arrays["embedding/v"] for arrays in stored]))
+    assert rounds == progress.round
     assert len(draw(study, BEGUN, folder, "labels")) == 1
 
 
@@ -69,6 +71,12 @@ def test_a_method_without_embeddings_is_refused(federate):
     run = federate("fedrep")
     with pytest.raises(RunDirectoryError, match="have no embeddings"):
         read_embeddings(run)
+
+
+def test_embeddings_of_one_dimension_are_refused(federate, tmp_path):
+    run = federate("hyperfl", 6, **{"hyperfl.embedding-dim": 1, "num-clients": 6})
+    with pytest.raises(RunDirectoryError, match=r"have one dimension; two are needed \(hyperfl.embedding-dim\)"):
+        draw_embeddings(run, tmp_path / "picture.png")
 
 
 @pytest.mark.slow

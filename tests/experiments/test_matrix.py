@@ -1,13 +1,14 @@
 """Studies with many adversaries: the strongest attack of a cell, pairs that cannot be run, and the table of all."""
 
 import json
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from experiments.attack_cell import AttackedCell, run_attack
-from experiments.matrix import NOT_RUN, WHAT_TO_CHOOSE, Matrix, images
-from experiments.records import find_records
+from experiments.matrix import NOT_RUN, WHAT_TO_CHOOSE, Matrix, images, seconds_of
+from experiments.records import find_records, read_records
 from experiments.study import load_study, parse_study
 from hyperfl_flwr.attacks.registry import attacks_on
 from hyperfl_flwr.config.run_config import RunConfig
@@ -80,6 +81,16 @@ def test_the_table_explains_what_it_does_not_show(tmp_path: Path) -> None:
     used = {cell for cells in table.values() for cell in cells if cell.startswith("– (")}
     explained = {f"– {line.split()[1]}" for line in lines if line.startswith("- (")}
     assert used == explained
+
+
+def test_the_time_between_the_parts_of_a_resumed_run_is_not_counted() -> None:
+    """Recorded is a run that was resumed twice in seven hours; its 20 rounds took about half an hour."""
+    cell = read_records(find_records("personalized")).cells["pfedme", "fashion-mnist", 0]
+    assert len(cell["manifest"]["resumed"]) == 2
+    assert seconds_of(cell) == pytest.approx(20 * cell["summary"]["seconds_per_round"])
+    begun = datetime.fromisoformat(cell["manifest"]["start"])
+    straight = {"start": cell["manifest"]["start"], "end": str(begun + timedelta(seconds=7)), "resumed": []}
+    assert seconds_of(cell | {"manifest": straight}) == 7
 
 
 def test_no_cell_of_a_malicious_server_is_left_out_if_an_attack_applies() -> None:

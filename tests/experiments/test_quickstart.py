@@ -14,7 +14,7 @@ from hyperfl_flwr.contract.base import Federate
 from hyperfl_flwr.contract.grids import plain_grid
 from hyperfl_flwr.launch.quickstart import METHODS, SEEDS, Spread, quickstart_settings
 from hyperfl_flwr.methods import METHODS as RECOMMENDED
-from hyperfl_flwr.runs.figures.plots import plot_comparison
+from hyperfl_flwr.runs.figures.plots import comparison_panels, plot_comparison
 
 PAGE = ROOT / "docs" / "results" / "index.md"
 
@@ -70,3 +70,13 @@ def test_the_picture_shows_all_runs(federate: Federate, tmp_path: Path) -> None:
         plot_comparison({"fedavg": paths}, tmp_path / "picture.png")
         sizes.append((tmp_path / "picture.png").stat().st_size)
     assert sizes[0] < sizes[1]
+
+
+def test_labels_are_no_formulas(federate: Federate, tmp_path: Path) -> None:
+    """A file's name may contain dollar signs, and begin with an underscore."""
+    run = federate("fedavg", num_rounds=1)
+    names = ["dataset=npz:d$_$x.npz", "_base", "5 $"]
+    for figure in comparison_panels({name: [run] for name in names}).values():
+        shown = [text.get_text().replace(r"\$", "$") for text in figure.axes[0].get_legend().get_texts()]
+        assert [text.strip() for text in shown] == names
+        figure.savefig(tmp_path / "picture.png")

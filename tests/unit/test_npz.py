@@ -236,7 +236,7 @@ INFINITE = np.full((40, 6, 5), np.inf, dtype=np.float32)
         ({**TEST, "test_labels": np.zeros(4, dtype=int)}, "test_labels must be 40 integers"),
         (
             {**TEST, "clients": np.arange(40) % 2, "test_clients": np.arange(40) % 3},
-            "test_clients must occur in clients, got np.int64(2)",
+            "test_clients must occur in clients, got 2",
         ),
         (
             {**TEST, "clients": np.arange(40) % 2, "test_clients": np.array(["0", "1"] * 20)},
@@ -244,7 +244,7 @@ INFINITE = np.full((40, 6, 5), np.inf, dtype=np.float32)
         ),
         (
             {**TEST, "clients": np.arange(40) % 2, "test_clients": np.zeros(40, dtype=int)},
-            "every client must have test data, but client np.int64(1) has none",
+            "every client must have test data, but client 1 has none",
         ),
     ],
 )

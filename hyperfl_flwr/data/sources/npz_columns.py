@@ -161,12 +161,12 @@ def match_clients(array: npt.NDArray[Any], ids: npt.NDArray[Any], count: int, pa
     same_kind = (column.dtype.kind in "US") == (ids.dtype.kind in "US")
     unknown = np.setdiff1d(column, ids) if same_kind else np.unique(column)
     if unknown.size:
-        raise wrong(path, f"test_clients must occur in clients, got {unknown[0]!r}", "remove or rename it")
+        raise wrong(path, f"test_clients must occur in clients, got {unknown[0].item()!r}", "remove or rename it")
     without = np.setdiff1d(ids, column)
     if without.size:
         raise wrong(
             path,
-            f"every client must have test data, but client {without[0]!r} has none",
+            f"every client must have test data, but client {without[0].item()!r} has none",
             "add some, or drop test_clients",
         )
     return np.searchsorted(ids, column).astype(np.int64)

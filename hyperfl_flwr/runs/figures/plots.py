@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from hyperfl_flwr.core.tasks import Task, task_of
 from hyperfl_flwr.runs.figures.colours import BLUE, COLOURS, INK, RULES
+from hyperfl_flwr.runs.figures.labels import literal
 from hyperfl_flwr.runs.figures.panels import Curve, RunPanels, curve_of, draw_curves, in_units, over_rounds
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
@@ -75,7 +76,7 @@ def run_figure(path: Path) -> Figure:
     FigureCanvasAgg(figure)
     settings = manifest["settings"]
     title = f"{settings['method']} on {RunData.read(manifest).title}, {settings['num-clients']} clients"
-    figure.suptitle(title, parse_math=False)  # a file name may contain dollar signs
+    figure.suptitle(literal(title))
     for number, (caption, draw) in enumerate(panels.items()):
         x, across = (number * width + left) / (len(panels) * width), (width - left - right) / (len(panels) * width)
         axes = figure.add_axes((x, bottom / height, across, (height - bottom - top) / height))
@@ -189,7 +190,7 @@ def _draw_runs(axes: Axes, paths: Mapping[str, Sequence[Path]], curve: tuple[str
     """Draw a curve of every run; those with more names than there are styles share them."""
     for (name, runs), (style, colour) in zip(paths.items(), itertools.cycle(RUN_STYLES), strict=False):
         for number, run in enumerate(runs):
-            label = None if number else name  # one entry of the legend for each name
+            label = None if number else literal(name)  # one entry of the legend for each name
             points = curve_of(list(read_metrics(run)), *curve)
             axes.plot(*points, style, color=colour, markersize=3, linewidth=1, mfc="none", label=label)
     over_rounds(axes)
