@@ -72,10 +72,19 @@ class AuditRequest:
     checkpoint: Path | None = None
     recorded: Path | None = None
 
+    def __post_init__(self) -> None:
+        """Raise a ConfigError if a number is too small."""
+        least = {"num-images": 1, "batch-size": 1, "samples": 1, "local-epochs": 1, "iterations": 2, "restarts": 1}
+        for name, smallest in least.items():
+            value = getattr(self, name.replace("-", "_"))
+            if value is not None and (isinstance(value, bool) or value != int(value) or value < smallest):
+                raise ConfigError(f"--{name} must be a whole number of at least {smallest}; got {value!r}")
+
     def options(self) -> Options:
         """Return the options of `hyperfl_flwr.audit.audit`."""
         return Options(
-            attacks=self.attacks, num_images=self.num_images or NUM_IMAGES, samples=self.samples,
+            attacks=self.attacks, num_images=NUM_IMAGES if self.num_images is None else self.num_images,
+            samples=self.samples,
             labels_known=self.labels_known, iterations=self.iterations, restarts=self.restarts,
             total_variation=self.total_variation, summed=self.summed, by_neighbours=self.by_neighbours,
             malicious_server=self.malicious_server, prior=self.prior,
@@ -83,7 +92,10 @@ class AuditRequest:
 
     def local(self) -> dict[str, Scalar]:
         """Return the settings of the clients' local steps."""
-        return {"batch-size": self.batch_size or BATCH_SIZE, "local-epochs": self.local_epochs or LOCAL_EPOCHS}
+        return {
+            "batch-size": BATCH_SIZE if self.batch_size is None else self.batch_size,
+            "local-epochs": LOCAL_EPOCHS if self.local_epochs is None else self.local_epochs,
+        }
 
 
 def perform(
@@ -114,8 +126,8 @@ def perform(
         RunDirectoryError: If `output` is in use, or `checkpoint` or `recorded` is no folder of a suitable run.
         HyperFLError: If data or code of the round are missing.
     """
-    refuse_used_directory(output)
     options = request.options()
+    refuse_used_directory(output)
     if request.by_neighbours:
         others = {"--recorded": request.recorded, "--checkpoint": request.checkpoint, "--summed": request.summed}
         _refuse_combination(

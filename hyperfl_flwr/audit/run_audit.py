@@ -124,7 +124,7 @@ def run_audit(
     """
     from hyperfl_flwr.audit.bars import shown_bars
     from hyperfl_flwr.audit.perform import AuditRequest, perform
-    from hyperfl_flwr.runs.run_directory import unused_directory
+    from hyperfl_flwr.runs.run_directory import result_directory
 
     if isinstance(attacks, str):
         raise ConfigError(f'attacks must be a list of names, such as ["{attacks}"]; got a text')
@@ -137,8 +137,8 @@ def run_audit(
         checkpoint=None if checkpoint is None else absolute(checkpoint),
         recorded=None if recorded is None else absolute(recorded),
     )  # fmt: skip
-    folder = absolute(output or unused_directory(Path("runs/audit")))
+    chosen = None if output is None else absolute(output)
     weights = None if lpips_weights is None else absolute(lpips_weights)
-    with shown_bars(quiet=not progress) as bars:
+    with result_directory(chosen, Path("runs/audit")) as folder, shown_bars(quiet=not progress) as bars:
         perform(request, folder, weights, on_note=bars.note, on_finding=bars.done, progress=bars.progress)
     return Audit(folder)

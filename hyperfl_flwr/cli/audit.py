@@ -97,7 +97,7 @@ def run_audit(
     from hyperfl_flwr.audit.bars import shown_bars
     from hyperfl_flwr.audit.perform import AuditRequest, perform
     from hyperfl_flwr.audit.sentences import verdicts
-    from hyperfl_flwr.runs.run_directory import unused_directory
+    from hyperfl_flwr.runs.run_directory import result_directory
 
     if data_root is not None:
         changes["data-root"] = str(data_root.absolute())
@@ -108,14 +108,13 @@ def run_audit(
         labels_known=labels_known, summed=summed, by_neighbours=by_neighbours, malicious_server=malicious_server,
         checkpoint=checkpoint, recorded=recorded,
     )  # fmt: skip
-    output = (output or unused_directory(Path("runs/audit"))).absolute()
-    with shown_bars() as bars:
+    with result_directory(output, Path("runs/audit")) as folder, shown_bars() as bars:
         document = perform(
-            request, output, lpips_weights, on_note=bars.note, on_finding=bars.done, progress=bars.progress
+            request, folder, lpips_weights, on_note=bars.note, on_finding=bars.done, progress=bars.progress
         )
     for verdict in verdicts(document).values():
         out.print(verdict, markup=False)
-    out.print(str(output / "audit.html"), markup=False)
+    out.print(str(folder / "audit.html"), markup=False)
 
 
 @audits.command("descriptors")
@@ -136,22 +135,22 @@ def run_descriptors(
     """Estimate novel clients' label shares from their descriptors, with controls; prints means and the file's path."""
     from hyperfl_flwr.audit.descriptors import measure_descriptors
     from hyperfl_flwr.core.files.atomic_files import write_atomically
-    from hyperfl_flwr.runs.run_directory import refuse_used_directory, unused_directory
+    from hyperfl_flwr.runs.run_directory import refuse_used_directory, result_directory
 
-    output = (output or unused_directory(Path("runs/descriptors"))).absolute()
-    refuse_used_directory(output)
     changes: dict[str, Scalar] = {"novel.epsilons": epsilons, "device": "cpu"}
     changes |= {} if delta is None else {"novel.delta": delta}
     changes |= {} if data_root is None else {"data-root": str(data_root.absolute())}
-    document = measure_descriptors(run_directory.absolute(), changes)
+    with result_directory(output, Path("runs/descriptors")) as folder:
+        refuse_used_directory(folder)
+        document = measure_descriptors(run_directory.absolute(), changes)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "descriptors.json", (json.dumps(document, indent=2) + "\n").encode())
     listed = Table("epsilon", *(f"{kind}, {measure}".replace("_", " ") for kind, measure in SHOWN))
     for entry in document["by_epsilon"]:
         epsilon = "no noise" if entry["epsilon"] is None else f"{entry['epsilon']:g}"
         listed.add_row(epsilon, *(_with_error(entry[kind][measure]) for kind, measure in SHOWN))
     out.print(listed)
-    output.mkdir(parents=True, exist_ok=True)
-    write_atomically(output / "descriptors.json", (json.dumps(document, indent=2) + "\n").encode())
-    out.print(str(output / "descriptors.json"), markup=False)
+    out.print(str(folder / "descriptors.json"), markup=False)
 
 
 def _with_error(found: Mapping[str, Any]) -> str:

@@ -172,13 +172,13 @@ def run_peers(
 
 @deployments.command("renew")
 def run_renew(folder: Folder) -> None:
-    """Issue a new server certificate from the same authority; restart the SuperLink afterwards."""
+    """Issue a new server certificate from the same authority; restart the SuperLink and nginx afterwards."""
     from hyperfl_flwr.deploy.provision import renew
 
     with Deployment.locked(folder) as deployment:
         renew(deployment)
     out.print(str(deployment.server / "server.crt"), markup=False)
-    err.print("restart the SuperLink; the nodes need no new files", markup=False)
+    err.print("restart the SuperLink, and nginx if you use it; the nodes need no new files", markup=False)
 
 
 @deployments.command("move")

@@ -102,7 +102,7 @@ def _print_arrays(run: RunLedger, *, received: bool) -> None:
     for (direction, _, array), times in rows:
         shape = "x".join(map(str, array.shape)) or "one number"
         passed = f"{direction} {times}" if received else str(times)
-        table.add_row(Text(_safe(array.name)), shape, _safe(array.dtype), str(array.bytes), passed)
+        table.add_row(Text(_safe(array.name)), shape, Text(_safe(array.dtype)), str(array.bytes), passed)
     out.print(table)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hyperfl_flwr.core.errors import ConfigError, StateError
-from hyperfl_flwr.core.files.atomic_files import write_atomically
+from hyperfl_flwr.core.files.atomic_files import write_atomically, write_for_owner
 from hyperfl_flwr.deploy.gate import GATE, header_value, sent_key
 from hyperfl_flwr.deploy.keys import PRIVATE, public_line, read_certificate, read_node_key, read_public_key
 from hyperfl_flwr.deploy.layout import Deployment
@@ -83,13 +83,15 @@ def add_node(folder: Path, number: int | None = None) -> tuple[Deployment, list[
             key = read_public_key(home / "node.pub")
             everyone = peers_text({**peers, new: key}).encode()
             write_place(deployment, new, home)  # again: address and keys may have changed since an interrupted call
-            write_atomically(home / PEERS_FILE, everyone)
+            write_for_owner(home / PEERS_FILE, everyone)
         files = [home, deployment.public_key(new)]
-        write_atomically(deployment.public_key(new), public_line(key, f"node-{new}"))
+        write_for_owner(deployment.public_key(new), public_line(key, f"node-{new}"))
         if gate is not None:
-            write_atomically(present.server / GATE, gate.with_key(header_value(key), new).encode(), mode=PRIVATE)
+            text = gate.with_key(header_value(key), new)
+            # Of the file that was read, should it be a link to one that is not this user's to read.
+            write_atomically(present.server / GATE, text.encode(), mode=PRIVATE, owner=(present.server / GATE).stat())
             files.append(present.server / GATE)
-        write_atomically(deployment.peers, everyone)
+        write_for_owner(deployment.peers, everyone)
         deployment.write()  # last: until here a repeated call completes all of it
     return deployment, [*files, deployment.peers, deployment.folder / "deployment.toml"]
 
@@ -103,7 +105,10 @@ def next_steps(deployment: Deployment) -> Iterator[str]:
     folder, number = deployment.folder, deployment.num_nodes - 1
     yield f"with nginx: nginx -p {shlex.quote(str(deployment.server))} -c {GATE} -s reload"
     yield f"while the SuperLink runs: hyperfl deploy register {shlex.quote(str(folder))}"
-    yield f"give {deployment.node(number)} to the owner of node {number}, and delete it here"
+    home = deployment.node(number)
+    is_roots = home.exists() and home.stat().st_uid != folder.stat().st_uid
+    root = " (it is root's)" if is_roots else ""
+    yield f"give {home}{root} to the owner of node {number}, and delete it here"
     yield (
         f"a run that has begun goes on without node {number}; the next one has {deployment.num_nodes} nodes, or "
         f"{number} with --set num-nodes={number}"

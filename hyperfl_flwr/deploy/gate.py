@@ -1,9 +1,10 @@
 """Write the configuration of an nginx in front of a SuperLink, which limits access and each client's resources.
 
 Flower checks a node's signature only after it has read the whole body of a request. nginx checks before this that the
-request names a public key of this deployment, which only the node and the operator have, so that others cannot hold a
-connection by a body that never ends. nginx cannot count the connections of an address before it has read a request's
-header; these connections are limited by time instead.
+request names a public key of this deployment, which only the nodes and the operator have, so that strangers cannot hold
+a connection by a body that never ends. It counts the connections of a key and an address together, so that a node that
+names another one's key takes none of that one's. nginx cannot count the connections of an address before it has read a
+request's header; these connections are limited by time instead.
 """
 
 import base64

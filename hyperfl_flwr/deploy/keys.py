@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hyperfl_flwr.core.errors import StateError
-from hyperfl_flwr.core.files.atomic_files import owner_of, write_atomically
+from hyperfl_flwr.core.files.atomic_files import write_for_owner
 from hyperfl_flwr.protocol.secure_sums.peers import openssh
 
 AUTHORITY_DAYS = 3650
@@ -91,15 +91,6 @@ def write_node_key(folder: Path, comment: str) -> bytes:
     write_for_owner(folder / "node.key", private, mode=PRIVATE)
     write_for_owner(folder / "node.pub", public)
     return public
-
-
-def write_for_owner(file: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Write a file; if root does, it belongs to the user of the one that it replaces, or of the folder.
-
-    With `sudo`, the keys stay readable for the user who runs the service. What is written must be this user's to read:
-    nothing that was read from a file of the folder, which may be a link.
-    """
-    write_atomically(file, data, mode=mode, owner=owner_of(file))
 
 
 def public_line(key: ec.EllipticCurvePublicKey, comment: str) -> bytes:

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Self
 
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.core.files.atomic_files import write_atomically
+from hyperfl_flwr.core.files.atomic_files import write_for_owner
 from hyperfl_flwr.core.files.folder_lock import wait_for_folder
 from hyperfl_flwr.protocol.hosting import MOST_NODES
 from hyperfl_flwr.protocol.secure_sums.peers import PEERS_FILE
@@ -116,7 +116,7 @@ class Deployment:
     def write(self) -> None:
         """Write `deployment.toml`."""
         lines = f'host = "{self.host}"\nport = {self.port}\nnodes = {self.num_nodes}\n'
-        write_atomically(self.folder / "deployment.toml", lines.encode())
+        write_for_owner(self.folder / "deployment.toml", lines.encode())
 
     @property
     def authority(self) -> Path:

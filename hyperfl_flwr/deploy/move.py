@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.core.files.atomic_files import write_atomically
+from hyperfl_flwr.core.files.atomic_files import write_atomically, write_for_owner
 from hyperfl_flwr.deploy.gate import GATE
 from hyperfl_flwr.deploy.keys import PRIVATE
 from hyperfl_flwr.deploy.layout import Deployment
@@ -44,7 +44,7 @@ def move_deployment(deployment: Deployment, host: str | None, port: int | None) 
         renew(moved)
         yield from (moved.server / "server.crt", moved.server / "server.key")
     if gate is not None:
-        write_atomically(moved.server / GATE, gate.encode(), mode=PRIVATE)
+        write_atomically(moved.server / GATE, gate.encode(), mode=PRIVATE, owner=(moved.server / GATE).stat())
         yield moved.server / GATE
     yield write_start(moved)
     yield write_connection(moved)
@@ -84,7 +84,7 @@ def _given(host: str | None, port: int | None) -> dict[str, Any]:
 def _write_address(folder: Path, place: NodeAddress, host: str, port: int) -> Path:
     # The mode is that of a new file, as from `hyperfl deploy init`: the file has no secret, and a service may run as
     # another user than the one who moves it.
-    write_atomically(folder / PLACE, place.model_copy(update={"host": host, "port": port}).text())
+    write_for_owner(folder / PLACE, place.model_copy(update={"host": host, "port": port}).text())
     return folder / PLACE
 
 

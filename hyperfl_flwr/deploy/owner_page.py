@@ -49,6 +49,7 @@ class ClientPart:
         number: The client's id.
         cards: Name, value and note of the main numbers.
         curve: Figure of the main scores over the rounds.
+        kind: The kind of model, of `KINDS`, that `outputs` and `confusion` are of.
         outputs_headers: Headers of `outputs`.
         outputs: Rows of single classes (test samples, recall, and the class that it is most often taken for), labels or
             targets.
@@ -63,6 +64,7 @@ class ClientPart:
     number: int
     cards: list[tuple[str, str, str]]
     curve: Markup
+    kind: str
     outputs_headers: list[str]
     outputs: list[tuple[str, ...]]
     confusion_headers: list[str]
@@ -87,6 +89,7 @@ class ClientPart:
             curve=svg(
                 figure, f"{task.score}-{found.client}", f"{task.score_title} on this node's test data over the rounds"
             ),
+            kind=kind,
             outputs_headers=OUTPUT_HEADERS[task.name],
             outputs=[_class_row(number, cells, found.classes) for number in cells.true]
             if task is CLASSIFICATION

@@ -13,14 +13,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from hyperfl_flwr.core.errors import ConfigError, StateError
-from hyperfl_flwr.core.files.atomic_files import write_atomically
+from hyperfl_flwr.core.files.atomic_files import write_atomically, write_for_owner
 from hyperfl_flwr.deploy.gate import GATE, header_value
 from hyperfl_flwr.deploy.keys import (
     PRIVATE,
     public_line,
     read_node_key,
     read_public_key,
-    write_for_owner,
     write_node_key,
 )
 from hyperfl_flwr.deploy.layout import Deployment

@@ -9,11 +9,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from cryptography.hazmat.primitives import serialization
+
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.core.files.atomic_files import write_atomically
+from hyperfl_flwr.core.files.atomic_files import write_for_owner
 from hyperfl_flwr.core.packages.versions import shared_versions
 from hyperfl_flwr.deploy.gate import GATE, gate
-from hyperfl_flwr.deploy.keys import write_authority, write_node_key, write_server_certificate
+from hyperfl_flwr.deploy.keys import read_certificate, write_authority, write_node_key, write_server_certificate
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.node_settings import FILE, PLACE, NodeAddress
 from hyperfl_flwr.deploy.peers import write_peers
@@ -65,7 +67,7 @@ def write_all(deployment: Deployment) -> None:
     write_authority(deployment.authority)
     _write_server(deployment)
     for number in range(deployment.num_nodes):
-        write_atomically(deployment.public_key(number), write_node(deployment, number, deployment.node(number)))
+        write_for_owner(deployment.public_key(number), write_node(deployment, number, deployment.node(number)))
     write_peers(deployment)
     _write(deployment.server / GATE, gate(deployment))
     deployment.write()
@@ -88,7 +90,7 @@ def write_connection(deployment: Deployment) -> Path:
     """
     file = deployment.flower_home / "config.toml"
     text = render("flower_config.toml.jinja", port=deployment.port, certificate=deployment.server / "ca.crt")
-    write_atomically(file, text.encode(), mode=0o600)
+    write_for_owner(file, text.encode(), mode=0o600)
     return file
 
 
@@ -110,7 +112,8 @@ def is_local(host: str) -> bool:
 
 def _write_server(deployment: Deployment) -> None:
     server = deployment.server
-    write_atomically(server / "ca.crt", (deployment.authority / "ca.crt").read_bytes())
+    certificate = read_certificate(deployment.authority / "ca.crt")
+    write_for_owner(server / "ca.crt", certificate.public_bytes(serialization.Encoding.PEM))
     write_server_certificate(deployment.authority, server, deployment.host)
     write_connection(deployment)
     start = write_start(deployment)
@@ -133,7 +136,8 @@ def write_node(deployment: Deployment, number: int, folder: Path) -> bytes:
     """
     (folder / "flwr").mkdir(parents=True)
     (folder / "state").mkdir()
-    write_atomically(folder / "ca.crt", (deployment.server / "ca.crt").read_bytes())
+    certificate = read_certificate(deployment.server / "ca.crt")
+    write_for_owner(folder / "ca.crt", certificate.public_bytes(serialization.Encoding.PEM))
     public = write_node_key(folder, f"node-{number}")
     write_place(deployment, number, folder)
     _write(folder / FILE, render("node.toml"))
@@ -152,7 +156,7 @@ def write_place(deployment: Deployment, number: int, folder: Path) -> None:
     place = NodeAddress.model_validate(
         {"number": number, "nodes": deployment.num_nodes, "host": deployment.host, "port": deployment.port}
     )
-    write_atomically(folder / PLACE, place.text())
+    write_for_owner(folder / PLACE, place.text())
 
 
 def _user() -> str:
@@ -164,4 +168,4 @@ def _user() -> str:
 
 
 def _write(file: Path, text: str, mode: int = 0o600) -> None:
-    write_atomically(file, text.encode(), mode=mode)
+    write_for_owner(file, text.encode(), mode=mode)

@@ -79,12 +79,20 @@ class RunState:
     away: Sequence[int] = ()
     problems: Sequence[str] = ()
 
+    @property
+    def score_title(self) -> str:
+        """Name of the score."""
+        return TASKS[self.task].score_title
+
+    def scores(self) -> dict[str, str]:
+        """Return the mean scores as text, by kind of model."""
+        known = {"personalized": self.personalized, "aggregate": self.aggregate}
+        return {kind: "none" if value is None else TASKS[self.task].text(value) for kind, value in known.items()}
+
     def text(self) -> str:
         """Describe the run's progress in one line."""
-        task = TASKS[self.task]
-        known = {"personalized": self.personalized, "aggregate": self.aggregate}
-        scores = ", ".join(f"{kind} {'none' if value is None else task.text(value)}" for kind, value in known.items())
-        return f"{self.method}, round {self.round} of {self.num_rounds}, {task.score_title}: {scores}"
+        scores = ", ".join(f"{kind} {value}" for kind, value in self.scores().items())
+        return f"{self.method}, round {self.round} of {self.num_rounds}, {self.score_title}: {scores}"
 
 
 @dataclass(frozen=True, kw_only=True)

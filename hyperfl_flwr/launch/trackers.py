@@ -1,6 +1,7 @@
 """Send a run's numbers to MLflow or Weights & Biases while it trains.
 
-They are read from metrics.jsonl and summary.json. Numbers of single clients, and paths of this machine, are not sent.
+They are read from metrics.jsonl and summary.json. Numbers of single clients but the lowest score, and paths of this
+machine, are not sent.
 Where they are sent to is decided by the service's own environment variables and configuration. A resumed run continues
 its entry there, of which the id is in `tracking.json` in the run's folder, with fingerprints of what was sent: it
 repeats rounds, mostly with the same numbers, but with others where the last round was of all clients (`last-round`).
@@ -21,6 +22,7 @@ from typing import Any, Protocol
 from hyperfl_flwr.core.errors import ConfigError, InstallationError
 from hyperfl_flwr.core.files.atomic_files import write_atomically
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.data.sample_format import is_local_data, placeholder_of
 from hyperfl_flwr.launch.follow import RunCallbacks, updated_every_round
 from hyperfl_flwr.runs.metrics_tail import NewRecords
 from hyperfl_flwr.runs.run_data import RunData
@@ -228,7 +230,8 @@ class Tracked:
         known = json.loads(file.read_text()).get(self._name) if file.is_file() else None
         manifest = read_manifest(self._run)
         settings = RunData.read(manifest).named_in(trained_settings(manifest))
-        sent = {key: value for key, value in settings.items() if key not in OF_THIS_MACHINE and value != ""}
+        sent = {key: _without_path(value) for key, value in settings.items()
+                if key not in OF_THIS_MACHINE and value != ""}  # fmt: skip
         self._tracker = TRACKERS[self._name][0]()
         self._id = self._tracker.begin(self._run, sent, known["id"] if known else None)
         self._sent = known["round"] if known else -1
@@ -242,6 +245,11 @@ class Tracked:
         entries = json.loads(file.read_text()) if file.is_file() else {}
         entries[self._name] = {"id": self._id, "round": self._sent, "sent": self._fingerprints}
         write_atomically(file, json.dumps(entries).encode())
+
+
+def _without_path(value: Scalar) -> Scalar:
+    """Return a setting; of a data set in files of this machine its kind only, such as `npz:FILE`."""
+    return placeholder_of(value) if isinstance(value, str) and is_local_data(value) else value
 
 
 def _fingerprint(numbers: Mapping[str, float]) -> str:

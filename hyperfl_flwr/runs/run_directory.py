@@ -20,6 +20,7 @@
     summary.json     the run's result
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -133,13 +134,34 @@ class RunDirectory:
             write_atomically(path, f"{failure.reason}\n\n{failure.details}".encode())
 
 
-def unused_directory(path: Path) -> Path:
-    """Return a path, or the first of `PATH-2`, `PATH-3` and so on that is not there yet, as the folder of a result."""
-    return next(
-        found
-        for number in itertools.count(1)
-        if not (found := path if number == 1 else path.with_name(f"{path.name}-{number}")).exists()
-    )
+@contextlib.contextmanager
+def result_directory(given: Path | None, default: Path) -> Iterator[Path]:
+    """Yield the folder of a result: a given one, or a new one, which is removed at the end if it is still empty.
+
+    Args:
+        given: The folder that the user has chosen; None for a new one.
+        default: The new one, or its `PATH-2`, `PATH-3` and so on: the first that is not there yet. It is made at once,
+            so that no other process takes it.
+
+    Raises:
+        RunDirectoryError: If the new one cannot be created.
+    """
+    if given is not None:
+        yield given.absolute()
+        return
+    for number in itertools.count(1):
+        path = default if number == 1 else default.with_name(f"{default.name}-{number}")
+        if path.exists():
+            continue
+        refuse_used_directory(path)  # its error is better than that of the system
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            path.mkdir(parents=True)
+            break
+    try:
+        yield path.absolute()
+    finally:
+        with contextlib.suppress(OSError):
+            path.rmdir()
 
 
 def refuse_used_directory(path: Path) -> None:

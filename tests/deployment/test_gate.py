@@ -186,6 +186,7 @@ def test_a_node_can_hold_no_more_than_its_own_connections(gate: LocalDeployment)
     with attack(gate, begun_body(UNREAD, *lines, node=1), INSIDE) as opened:
         assert served(gate, INSIDE, node=1) == 503
         assert served(gate, INSIDE, node=0) == 400
+        assert served(gate, OUTSIDE, node=1) == 400  # who names another node's key takes nothing of that node's
         kept = [connection for connection in opened if not is_closed(connection)]
         eventually(lambda: sum(not is_closed(connection) for connection in kept) <= 16, "refusals")
     eventually(lambda: served(gate, INSIDE, node=1) == 400, "the node's answer")

@@ -29,7 +29,7 @@ from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.launch.warnings import leak_warnings, noise_warnings
 from hyperfl_flwr.models.hypernetwork import common_embedding
 from hyperfl_flwr.runs.observation import load_observation, save_observation
-from hyperfl_flwr.runs.run_directory import read_metrics, settings_of
+from hyperfl_flwr.runs.run_directory import read_metrics, result_directory, settings_of
 
 METHODS_WITH_UPLOADS = ["fedavg", "fedrep", "hyperfl", "hyperfl-frozen", "pfedhn", "pfedhn-pc", "it-pfl"]
 
@@ -160,6 +160,25 @@ def test_a_wrong_audit_from_python_is_refused(tmp_path: Path) -> None:
     (tmp_path / "audit.json").write_text("{")
     with pytest.raises(StateError, match="repeat the audit"):
         _ = hyperfl_flwr.Audit(tmp_path).numbers
+    for name in ("num_images", "batch_size", "samples", "local_epochs", "restarts", "iterations"):
+        option, least = name.replace("_", "-"), 2 if name == "iterations" else 1
+        for value in (0, -3, 2.5):
+            with pytest.raises(ConfigError, match=f"--{option} must be a whole number of at least {least}; got "):
+                hyperfl_flwr.run_audit(output=tmp_path / "a", **{name: value})  # type: ignore[arg-type]
+
+
+def test_two_results_at_once_have_folders_of_their_own(tmp_path: Path) -> None:
+    """A folder is made when its audit begins, and removed if the audit leaves nothing in it."""
+    default = tmp_path / "runs" / "audit"
+    with result_directory(None, default) as first, result_directory(None, default) as second:
+        assert (first, second) == (default, default.with_name("audit-2"))
+        (second / "audit.json").touch()
+    assert not first.exists()
+    assert second.exists()
+    with result_directory(tmp_path / "given", default) as given:
+        assert not given.exists()
+    with pytest.raises(RunDirectoryError, match="is a file"), result_directory(None, second / "audit.json" / "audit"):
+        pass
 
 
 @pytest.mark.slow

@@ -68,7 +68,8 @@ def test_an_audit_s_page_escapes_settings(tmp_path: Path, named_badly: str) -> N
     changes = {"dataset": named_badly, "method": "fedavg", "num-clients": 2, "batch-size": 1, "local-epochs": 1}
     options = Options(attacks=["ig", "idlg"], num_images=2, iterations=2)
     target = make_attacked_round(default_settings() | SMALL | changes, options)
-    text = write_audit(target, audit(target, options), tmp_path)[-1].read_text()
+    write_audit(target, audit(target, options), tmp_path)
+    text = (tmp_path / "audit.html").read_text()
     page = Page(text)
     assert "<script" not in text
     assert page.title == "fedavg on <script>$\\frac$.npz: one step on 1 image"
@@ -87,6 +88,8 @@ def test_a_ledger_s_page_escapes_what_a_server_has_chosen(tmp_path: Path, call: 
         experiment=SCRIPT, round=1, records=records, error=SCRIPT,
     )  # fmt: skip
     Ledger(tmp_path / "state").append(entry)
+    code, printed, _ = call("ledger", tmp_path / "state")
+    assert (code, SCRIPT in "".join(printed.split())) == (0, True)
     file = tmp_path / "ledger.html"
     assert call("ledger", tmp_path / "state", "--output", file) == (0, f"{file}\n", "")
     text = file.read_text()

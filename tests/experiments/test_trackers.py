@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from federations import Call
 from waiting import eventually
@@ -137,6 +138,18 @@ def test_mlflow_has_every_round_once_also_of_a_resumed_run(federate: Federate, t
     assert again.data.params["method"] == "hyperfl"
     assert not set(again.data.params) & trackers.OF_THIS_MACHINE
     assert not any("client 0" in name for name in curves)
+
+
+def test_the_path_of_ones_own_data_is_not_sent(
+    federate: Federate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "patients.npz", images=rng.random((200, 8, 8, 1)), labels=np.tile(np.arange(4), 50))
+    run = federate("fedavg", num_rounds=1, dataset=f"npz:{tmp_path / 'patients.npz'}")
+    assert replayed(run, tmp_path / "sent", "mlflow", rounds=1) == []
+    entry, _ = mlflow_curves(tmp_path / "sent")
+    assert entry.data.params["dataset"] == "npz:PATH"
+    assert not [value for value in entry.data.params.values() if str(tmp_path) in value]
 
 
 def test_wandb_has_every_round(federate: Federate, tmp_path: Path) -> None:

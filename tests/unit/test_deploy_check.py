@@ -9,6 +9,7 @@ import socket
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,11 @@ from hyperfl_flwr.core.errors import ConfigError, StateError
 from hyperfl_flwr.core.ports import free_port
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.deploy.checks import node as check_node
+from hyperfl_flwr.deploy.checks import server as check_server
+from hyperfl_flwr.deploy.checks.probe import Answer, probe
 from hyperfl_flwr.deploy.checks.server import check
 from hyperfl_flwr.deploy.keys import (
+    read_certificate,
     read_node_key,
     read_public_key,
     write_authority,
@@ -34,7 +38,7 @@ from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.provision import init, renew
 from hyperfl_flwr.deploy.register import _remedy
 from hyperfl_flwr.launch import other_accounts
-from hyperfl_flwr.launch.findings import Finding, Level
+from hyperfl_flwr.launch.findings import Finding, Level, ok
 from hyperfl_flwr.launch.machine_checks import gpus
 from hyperfl_flwr.privacy.budget import FILE as PRIVACY_RECORD
 from hyperfl_flwr.privacy.budget import PrivacyBudget
@@ -200,6 +204,44 @@ def test_keys_of_another_user_than_their_folder_are_named(deployment: Deployment
     assert found.remedy == f"sudo chown 1234 {deployment.node(0) / 'node.key'}"
     texts = [one.text for one in look(deployment.folder)["modes"] if one.level is Level.ERROR]
     assert any("server.key belongs to uid 0" in text for text in texts)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may change a file's owner")
+def test_programs_of_another_user_than_their_folder_are_named(deployment: Deployment) -> None:
+    """The service of the folder's user cannot read a start.sh of root's."""
+    os.chown(deployment.server, 1234, -1)
+    found = [one for one in look(deployment.folder)["owners"] if one.level is Level.ERROR]
+    names = {one.text.split(" belongs to uid 0")[0].rpartition("/")[2] for one in found}
+    assert names >= {"start.sh", "nginx.conf", "server.crt"}
+    assert found[0].remedy.startswith("sudo chown 1234 ")
+
+
+def test_nginx_that_still_shows_the_old_certificate_is_named(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads the file when it starts. Replaced is only the way to the host's name, of which no address is here."""
+    host = "fl.example.org"
+    replace(deployment, host=host).write()
+    shown = [certificate_of(deployment)]
+
+    def probed(to: str, port: int, root_certificates: Path, *, direct: bool) -> tuple[Answer | None, Finding]:
+        if to != host:
+            return probe(to, port, root_certificates, direct=direct)
+        return Answer(certificate=shown[0], ahead=None), ok("connection", "nginx answers")
+
+    monkeypatch.setattr(check_server, "probe", probed)
+    renew(deployment)
+    with https_server(deployment.server, port=deployment.port):
+        assert warnings(look(deployment.folder))["nginx"] == f"{host} shows an older certificate than server.crt"
+        shown[0] = certificate_of(deployment)
+        assert "nginx" not in warnings(look(deployment.folder))
+        shown[0] = b"of another program"
+        (deployment.server / "nginx.conf").unlink()
+        assert "nginx" not in warnings(look(deployment.folder))
+
+
+def certificate_of(deployment: Deployment) -> bytes:
+    return read_certificate(deployment.server / "server.crt").public_bytes(serialization.Encoding.DER)
 
 
 def test_a_key_that_this_user_may_not_read_need_not_be_restored(

@@ -16,10 +16,12 @@ from federations import Call
 from little_servers import NODE_COLUMNS
 
 from hyperfl_flwr.core.errors import ConfigError, StateError
+from hyperfl_flwr.deploy.add_node import add_node
 from hyperfl_flwr.deploy.checks.peers import listed_keys, pinned_keys
 from hyperfl_flwr.deploy.gate import gate, sent_key
 from hyperfl_flwr.deploy.keys import public_line, read_node_key, read_public_key, write_node_key
 from hyperfl_flwr.deploy.layout import Deployment
+from hyperfl_flwr.deploy.move import move_deployment
 from hyperfl_flwr.deploy.node_settings import NodeAddress, read_node_config
 from hyperfl_flwr.deploy.peers import accept_key, deployment_peers, describe, node_peers, own_key, write_peers
 from hyperfl_flwr.deploy.provision import init, renew
@@ -93,13 +95,15 @@ def test_keys_that_root_makes_stay_with_the_service_s_user(deployment: Deploymen
     """The commands with sudo: the keys belong to the users of the two services, as before."""
     for path in (deployment.node(0), *deployment.node(0).iterdir()):
         os.chown(path, 1234, 2345)
-    for path in (deployment.server, deployment.server / "server.key", deployment.server / "nginx.conf"):
+    for path in (deployment.server, *deployment.server.iterdir()):
         os.chown(path, 3456, 4567)
     accept_key(deployment, 0, own_key(deployment.node(0)))
     renew(deployment)
+    list(move_deployment(deployment, None, 8443))
+    add_node(deployment.folder)
     for folder, names, owner in (
         (deployment.node(0), ("node.key", "node.key.old", "node.pub", "peers.toml"), (1234, 2345)),
-        (deployment.server, ("server.key", "nginx.conf"), (3456, 4567)),
+        (deployment.server, ("server.key", "nginx.conf", "start.sh"), (3456, 4567)),
     ):
         for name in names:
             status = (folder / name).stat()
@@ -119,6 +123,20 @@ def test_a_link_in_the_place_of_a_key_gives_away_nothing_of_root(deployment: Dep
     copy = (folder / "node.key.old").stat()
     assert (copy.st_uid, mode(folder / "node.key.old")) == (0, 0o600)
     assert (folder / "node.key").lstat().st_uid == 1234
+
+
+@needs_root
+def test_a_link_in_the_place_of_nginx_conf_gives_away_nothing_of_root(deployment: Deployment, tmp_path: Path) -> None:
+    """What was read through a link gets the owner of what it leads to."""
+    file, secret = deployment.server / "nginx.conf", tmp_path / "secret"
+    shutil.move(file, secret)
+    file.symlink_to(secret)
+    for path in (deployment.server, file):
+        os.chown(path, 1234, 2345, follow_symlinks=False)
+    list(move_deployment(deployment, None, 8443))
+    add_node(deployment.folder)
+    assert (file.lstat().st_uid, mode(file)) == (0, 0o600)
+    assert "8443" not in secret.read_text()
 
 
 def test_a_key_is_not_replaced_twice_by_accident(deployment: Deployment) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import re
 import shlex
 import shutil
 import sqlite3
@@ -313,6 +314,20 @@ def test_a_new_deployment_has_nothing_yet(tmp_path: Path) -> None:
     deployment.database.touch()
     assert Status.of(deployment).runs == []
     assert "No run has been submitted yet" in status_page(deployment)
+
+
+def test_a_regression_has_no_accuracy(made: Made, run: Path) -> None:
+    """R² may be negative, and is no share."""
+    made.new_run(output=str(run))
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["settings"]["task"] = "regression"
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(re.sub(r"(personalized|aggregate)_accuracy", r"\1_r2", text))
+    page = status_page(made.deployment)
+    (shown,) = re.findall(r'<dt>R²</dt><dd class="value">([^<]*)', page)
+    assert re.fullmatch(r"-?[\d.]+", shown.strip())
+    assert "Accuracy" not in page
 
 
 def test_the_page_escapes_what_comes_from_nodes(made: Made, run: Path) -> None:

@@ -18,6 +18,15 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, owner: os.st
         file.write(data)
 
 
+def write_for_owner(file: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Write a file; if root does, it belongs to the user of the one that it replaces, or of the folder.
+
+    With `sudo`, the files of a deployment stay readable for the user who runs its services. What is written must be
+    this user's to read: nothing that was read from a file of the folder as it is, which may be a link.
+    """
+    write_atomically(file, data, mode=mode, owner=owner_of(file))
+
+
 @contextlib.contextmanager
 def replacement(path: Path, mode: int, *, owner: os.stat_result | None = None) -> Iterator[IO[bytes]]:
     """Open a temporary file that replaces `path` at the end of a `with` block, or is removed after an exception.

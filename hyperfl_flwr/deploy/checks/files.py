@@ -38,7 +38,7 @@ def files(folder: Path, names: Sequence[str]) -> Iterator[Finding]:
 def private(subject: str, paths: Sequence[Path]) -> Iterator[Finding]:
     """Check that only their owner has access, who owns their folder if it is one of them; missing ones are skipped."""
     there = [path for path in paths if path.exists()]
-    yield from _of_others(subject, there)
+    yield from owners(subject, there)
     opened = [path for path in there if stat.S_IMODE(path.stat().st_mode) & 0o077]
     for path in opened:
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -46,6 +46,18 @@ def private(subject: str, paths: Sequence[Path]) -> Iterator[Finding]:
         yield error(subject, text, f"chmod go= {shlex.quote(str(path))}")
     if there and not opened:
         yield ok(subject, f"{', '.join(path.name for path in there)}: accessible to their owner only")
+
+
+def owners(subject: str, paths: Sequence[Path]) -> Iterator[Finding]:
+    """Find what does not belong to the user whose folder it is in, as after a command that root has run.
+
+    Paths that do not exist, and those whose folder is none of them, are skipped.
+    """
+    for path in filter(Path.exists, paths):
+        owner, expected = path.stat().st_uid, path.parent.stat().st_uid
+        if path.parent in paths and owner != expected:
+            text = f"{path} belongs to uid {owner}, its folder to uid {expected}"
+            yield error(subject, text, f"sudo chown {expected} {shlex.quote(str(path))}")
 
 
 def authority(folder: Path) -> Iterator[Finding]:
@@ -120,15 +132,6 @@ def same_versions(folder: Path) -> Iterator[Finding]:
             yield warning("versions", text, f"install {name} {expected}, because results may differ")
     if not others:
         yield ok("versions", ", ".join(f"{name} {version}" for name, version in shared_versions().items()))
-
-
-def _of_others(subject: str, paths: Sequence[Path]) -> Iterator[Finding]:
-    """Find what does not belong to the user whose folder it is in, as after a command that root has run."""
-    for path in paths:
-        owner, expected = path.stat().st_uid, path.parent.stat().st_uid
-        if path.parent in paths and owner != expected:
-            text = f"{path} belongs to uid {owner}, its folder to uid {expected}"
-            yield error(subject, text, f"sudo chown {expected} {shlex.quote(str(path))}")
 
 
 def _user() -> str:

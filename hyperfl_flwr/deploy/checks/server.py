@@ -16,6 +16,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.deploy.checks import files as machine
 from hyperfl_flwr.deploy.checks.peers import listed_keys
 from hyperfl_flwr.deploy.checks.probe import CERTIFICATE, Answer, probe
+from hyperfl_flwr.deploy.gate import GATE
 from hyperfl_flwr.deploy.keys import read_certificate, read_private_key
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.peers import is_deployment
@@ -27,7 +28,7 @@ from hyperfl_flwr.launch.flower.env import can_use_database_file
 
 FILES = ("ca.crt", "server.crt", "server.key", "start.sh", "flwr/config.toml")
 LOOPBACK = "127.0.0.1"
-NEW_CERTIFICATE = "run `hyperfl deploy renew` and restart the SuperLink"
+NEW_CERTIFICATE = "run `hyperfl deploy renew`, and restart the SuperLink, and nginx if you use it"
 
 
 def check(folder: Path, announced: Mapping[str, Scalar]) -> Iterator[Finding]:
@@ -53,6 +54,7 @@ def check_server(deployment: Deployment) -> Iterator[Finding]:
     server = deployment.server
     keys = [str(deployment.public_key(number).relative_to(server)) for number in range(deployment.num_nodes)]
     yield from machine.files(server, [*FILES, *keys])
+    yield from machine.owners("owners", [server, *(server / name for name in (*FILES, GATE, "flwr"))])
     secrets = [deployment.folder, server, server / "server.key", deployment.authority / "ca.key"]
     yield from machine.private("modes", [*secrets, deployment.database])
     yield from machine.authority(server)
@@ -135,6 +137,10 @@ def _running(deployment: Deployment, answer: Answer) -> Iterator[Finding]:
         return
     if current != answer.certificate:
         yield warning("superlink", "running with an older certificate than server.crt", "restart it")
+    if (deployment.server / GATE).is_file() and not is_local(deployment.host):
+        seen, _ = probe(deployment.host, deployment.port, deployment.server / "ca.crt", direct=True)
+        if seen is not None and seen.certificate not in (current, answer.certificate):  # else it is the SuperLink's
+            yield warning("nginx", f"{deployment.host} shows an older certificate than server.crt", "restart nginx")
 
 
 def _no_answer(deployment: Deployment, found: Finding) -> Finding:
