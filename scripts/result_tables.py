@@ -150,13 +150,16 @@ TABLES: Mapping[str, Mapping[str, Generated]] = {
     "results/index.md": {"quickstart": Measured(section="quickstart")},
     "results/hyperfl.md": {
         "table-1-fashion-mnist-20": TABLE_1,
-        "after-20-rounds": Table(
-            records="table-1-after-20",
-            column="fashion-mnist-20",
-            numbers=AFTER_20,
-            papers={AFTER_200: "fashion-mnist-20"},
-            rows=("local", "fedavg", "pfedhn", "pfedhn-pc", "fedrep", "hyperfl", "hyperfl-torch"),
-        ),
+        **{
+            f"after-20-rounds-{column}": Table(
+                records="table-1-after-20",
+                column=column,
+                numbers=AFTER_20,
+                papers={AFTER_200: column},
+                rows=("local", "fedavg", "pfedhn", "pfedhn-pc", "fedrep", "hyperfl", "hyperfl-torch"),
+            )
+            for column in ("fashion-mnist-20", "cifar10-20")
+        },
     },
     "results/rates.md": {
         f"tuning-{column}": rates_on(column) for column in ("fashion-mnist", "cifar10", "omniglot", "digits")
