@@ -1,5 +1,6 @@
 """Perform an audit as a user asks for it: of a new round, of one that continues a run, or of recorded uploads."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -73,12 +74,16 @@ class AuditRequest:
     recorded: Path | None = None
 
     def __post_init__(self) -> None:
-        """Raise a ConfigError if a number is too small."""
+        """Raise a ConfigError if a number is out of range."""
         least = {"num-images": 1, "batch-size": 1, "samples": 1, "local-epochs": 1, "iterations": 2, "restarts": 1}
         for name, smallest in least.items():
             value = getattr(self, name.replace("-", "_"))
-            if value is not None and (isinstance(value, bool) or value != int(value) or value < smallest):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < smallest):
                 raise ConfigError(f"--{name} must be a whole number of at least {smallest}; got {value!r}")
+
+        weight = self.total_variation
+        if weight is not None and not (math.isfinite(weight) and weight >= 0):
+            raise ConfigError(f"--total-variation must be a number of at least 0; got {weight!r}")
 
     def options(self) -> Options:
         """Return the options of `hyperfl_flwr.audit.audit`."""

@@ -124,7 +124,7 @@ def run_audit(
     """
     from hyperfl_flwr.audit.bars import shown_bars
     from hyperfl_flwr.audit.perform import AuditRequest, perform
-    from hyperfl_flwr.runs.run_directory import result_directory
+    from hyperfl_flwr.runs.result_directory import result_directory
 
     if isinstance(attacks, str):
         raise ConfigError(f'attacks must be a list of names, such as ["{attacks}"]; got a text')

@@ -97,7 +97,7 @@ def run_audit(
     from hyperfl_flwr.audit.bars import shown_bars
     from hyperfl_flwr.audit.perform import AuditRequest, perform
     from hyperfl_flwr.audit.sentences import verdicts
-    from hyperfl_flwr.runs.run_directory import result_directory
+    from hyperfl_flwr.runs.result_directory import result_directory
 
     if data_root is not None:
         changes["data-root"] = str(data_root.absolute())
@@ -135,7 +135,8 @@ def run_descriptors(
     """Estimate novel clients' label shares from their descriptors, with controls; prints means and the file's path."""
     from hyperfl_flwr.audit.descriptors import measure_descriptors
     from hyperfl_flwr.core.files.atomic_files import write_atomically
-    from hyperfl_flwr.runs.run_directory import refuse_used_directory, result_directory
+    from hyperfl_flwr.runs.result_directory import result_directory
+    from hyperfl_flwr.runs.run_directory import refuse_used_directory
 
     changes: dict[str, Scalar] = {"novel.epsilons": epsilons, "device": "cpu"}
     changes |= {} if delta is None else {"novel.delta": delta}

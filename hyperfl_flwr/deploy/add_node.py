@@ -4,6 +4,7 @@ The folders of the other nodes are not touched: a run names its number of nodes 
 begun keeps its nodes, and the next one has the new node, too.
 """
 
+import os
 import re
 import shlex
 import shutil
@@ -33,11 +34,13 @@ class _Gate:
         text: The file's content.
         keys: The present nodes' keys, as Flower sends them.
         position: Index in `text` at which the line of another key belongs.
+        owner: Status of the file that was read, should it be a link to one that is not everybody's to read.
     """
 
     text: str
     keys: frozenset[str]
     position: int
+    owner: os.stat_result
 
     def with_key(self, key: str, number: int) -> str:
         """Return the file's content with a node's key, as Flower sends it, in place of any that it had before."""
@@ -88,8 +91,7 @@ def add_node(folder: Path, number: int | None = None) -> tuple[Deployment, list[
         write_for_owner(deployment.public_key(new), public_line(key, f"node-{new}"))
         if gate is not None:
             text = gate.with_key(header_value(key), new)
-            # Of the file that was read, should it be a link to one that is not this user's to read.
-            write_atomically(present.server / GATE, text.encode(), mode=PRIVATE, owner=(present.server / GATE).stat())
+            write_atomically(present.server / GATE, text.encode(), mode=PRIVATE, owner=gate.owner)
             files.append(present.server / GATE)
         write_for_owner(deployment.peers, everyone)
         deployment.write()  # last: until here a repeated call completes all of it
@@ -172,7 +174,8 @@ def _open_gate(deployment: Deployment) -> _Gate | None:
     file = deployment.server / GATE
     if not file.is_file():
         return None
-    text = file.read_text()
+    with file.open() as opened:
+        text, status = opened.read(), os.fstat(opened.fileno())
     keys = frozenset(sent_key(deployment, number) for number in range(deployment.num_nodes))
     ends = [line.end() for line in _LINE.finditer(text) if line["key"] in keys]
     if not ends:
@@ -180,4 +183,4 @@ def _open_gate(deployment: Deployment) -> _Gate | None:
             f"{file} has the key of no node on a line of its own, so it was changed by hand; add the line of a node to "
             f"its map of $http_flwr_public_key again, or delete the file if nginx is not used, and repeat"
         )
-    return _Gate(text=text, keys=keys, position=max(ends))
+    return _Gate(text=text, keys=keys, position=max(ends), owner=status)

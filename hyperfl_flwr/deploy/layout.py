@@ -27,6 +27,7 @@ A node's folder works at any path.
 
 import contextlib
 import ipaddress
+import os
 import re
 import tomllib
 from collections.abc import Iterator
@@ -109,9 +110,26 @@ class Deployment:
         Raises:
             ConfigError: As `read` does.
         """
-        cls.read(folder)  # its error is better than the lock's
+        cls.read(folder).refuse_links()  # its error is better than the lock's
         with wait_for_folder(folder, is_required=False):
             yield cls.read(folder)  # again: the other command may have changed it
+
+    def refuse_links(self) -> None:
+        """Refuse, as root, links of other users in the places of folders and of the authority: root would follow them.
+
+        Raises:
+            ConfigError: Naming one.
+        """
+        if os.geteuid():
+            return
+        nodes = [self.node(number) for number in range(self.num_nodes)]
+        places = [self.authority, self.authority / "ca.key", self.authority / "ca.crt", self.server, self.flower_home]
+        for place in (*places, self.public_key(0).parent, self.node(0).parent, *nodes):
+            if place.is_symlink() and (user := place.lstat().st_uid):
+                raise ConfigError(
+                    f"{place} is a link of uid {user}, which root does not follow; put the folder or file itself in "
+                    f"its place, or run the command as that user"
+                )
 
     def write(self) -> None:
         """Write `deployment.toml`."""

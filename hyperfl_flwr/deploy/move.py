@@ -4,6 +4,7 @@ The authority and all keys stay as they are, so that nothing secret has to trave
 new host and port. A run that is stopped before the move continues after it with `--resume`.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -37,14 +38,14 @@ def move_deployment(deployment: Deployment, host: str | None, port: int | None) 
     """
     moved = replace(deployment, **_given(host, port))
     # All that can be wrong is found before anything is written.
-    gate = _moved_gate(deployment, moved)
+    gate, gate_owner = _moved_gate(deployment, moved)
     folders = [moved.node(number) for number in range(moved.num_nodes)]
     places = {folder: NodeAddress.read(folder) for folder in folders if (folder / PLACE).is_file()}
     if moved.host != deployment.host:
         renew(moved)
         yield from (moved.server / "server.crt", moved.server / "server.key")
     if gate is not None:
-        write_atomically(moved.server / GATE, gate.encode(), mode=PRIVATE, owner=(moved.server / GATE).stat())
+        write_atomically(moved.server / GATE, gate.encode(), mode=PRIVATE, owner=gate_owner)
         yield moved.server / GATE
     yield write_start(moved)
     yield write_connection(moved)
@@ -88,16 +89,20 @@ def _write_address(folder: Path, place: NodeAddress, host: str, port: int) -> Pa
     return folder / PLACE
 
 
-def _moved_gate(old: Deployment, new: Deployment) -> str | None:
-    """Return nginx.conf, which the operator may have changed, with the new address; None if there is no such file.
+def _moved_gate(old: Deployment, new: Deployment) -> tuple[str | None, os.stat_result | None]:
+    """Return nginx.conf, which the operator may have changed, with the new address, and the status of what was read.
+
+    Both are None if there is no such file.
 
     An address after `listen` that is not the deployment's host is the operator's, that of a network interface behind a
     router for example, and stays.
     """
     file = old.server / GATE
     if not file.is_file():
-        return None
-    text = re.sub(rf"(?<=listen ){re.escape(old.host)}(?=:{old.port}\b)", new.host, file.read_text())
+        return None, None
+    with file.open() as opened:
+        text, status = opened.read(), os.fstat(opened.fileno())
+    text = re.sub(rf"(?<=listen ){re.escape(old.host)}(?=:{old.port}\b)", new.host, text)
     for address in (r"listen \S+", r"https://127\.0\.0\.1"):
         text = re.sub(rf"({address}):{old.port}\b", rf"\g<1>:{new.port}", text)
         if not re.search(rf"{address}:{new.port}\b", text):
@@ -106,4 +111,4 @@ def _moved_gate(old: Deployment, new: Deployment) -> str | None:
                 f"write `listen {new.host}:{new.port} ssl;` and `https://127.0.0.1:{new.port}` there, or delete the "
                 f"file if nginx is not used, and repeat"
             )
-    return text
+    return text, status

@@ -37,6 +37,8 @@ def init(deployment: Deployment) -> None:
         ConfigError: If the folder is in use, or its path has characters that systemd, TOML or Flower cannot take.
     """
     folder = deployment.folder
+    if os.geteuid() == 0 and folder.exists() and (user := folder.stat().st_uid):
+        raise ConfigError(f"{folder} belongs to uid {user}; run the command as that user, or choose a new folder")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} must be a new or an empty folder, but is in use; choose another one")
     if unfit := sorted({character for character in str(folder) if character in _UNFIT or not character.isprintable()}):

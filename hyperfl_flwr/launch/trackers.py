@@ -26,7 +26,7 @@ from hyperfl_flwr.data.sample_format import is_local_data, placeholder_of
 from hyperfl_flwr.launch.follow import RunCallbacks, updated_every_round
 from hyperfl_flwr.runs.metrics_tail import NewRecords
 from hyperfl_flwr.runs.run_data import RunData
-from hyperfl_flwr.runs.run_directory import Record, read_manifest, trained_settings
+from hyperfl_flwr.runs.run_directory import Record, data_name, read_manifest, trained_settings
 from hyperfl_flwr.runs.scalars import results, scalars
 
 FILE = "tracking.json"
@@ -47,11 +47,12 @@ class Tracker(Protocol):
 
     replaces: bool
 
-    def begin(self, run: Path, settings: Mapping[str, Scalar], known: str | None) -> str:
+    def begin(self, run: Path, name: str, settings: Mapping[str, Scalar], known: str | None) -> str:
         """Open a new entry, or continue a known one, and return its id.
 
         Args:
             run: Folder of the run.
+            name: Name of a new entry.
             settings: Settings that are sent.
             known: Id of the run's entry; None if it has none.
         """
@@ -75,7 +76,7 @@ class MlflowTracker:
 
         self._client, self._id = MlflowClient(), ""
 
-    def begin(self, run: Path, settings: Mapping[str, Scalar], known: str | None) -> str:
+    def begin(self, run: Path, name: str, settings: Mapping[str, Scalar], known: str | None) -> str:
         """Open or continue a run."""
         from mlflow.entities import Param
 
@@ -83,10 +84,10 @@ class MlflowTracker:
             self._id = known
             self._client.update_run(known, status="RUNNING")
             return known
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        experiment = self._client.get_experiment_by_name(name)
-        place = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
-        self._id = self._client.create_run(place, run_name=run.name).info.run_id
+        project = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        experiment = self._client.get_experiment_by_name(project)
+        place = self._client.create_experiment(project) if experiment is None else experiment.experiment_id
+        self._id = self._client.create_run(place, run_name=name).info.run_id
         parameters = [Param(key, str(value)) for key, value in settings.items()]
         for begin in range(0, len(parameters), self.MOST_PARAMETERS):
             self._client.log_batch(self._id, params=parameters[begin : begin + self.MOST_PARAMETERS])
@@ -107,6 +108,12 @@ class MlflowTracker:
         self._client.set_terminated(self._id, "FINISHED" if completed else "FAILED")
 
 
+WITHOUT_THIS_MACHINE: Mapping[str, Any] = {
+    "x_disable_meta": True, "x_disable_stats": True, "disable_git": True, "save_code": False,
+}  # fmt: skip
+"""W&B would send the command's words, the working directory and the repository, which may name the user's files."""
+
+
 class WandbTracker:
     """A run of Weights & Biases, in the project `WANDB_PROJECT`; with `WANDB_MODE=offline` in the run's folder only."""
 
@@ -115,13 +122,13 @@ class WandbTracker:
     def __init__(self) -> None:
         self._run: Any = None
 
-    def begin(self, run: Path, settings: Mapping[str, Scalar], known: str | None) -> str:
+    def begin(self, run: Path, name: str, settings: Mapping[str, Scalar], known: str | None) -> str:
         """Open or continue a run."""
         import wandb
 
         self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT), name=run.name, dir=str(run), id=known, resume="allow",
-            config=dict(settings), settings=wandb.Settings(silent=True, console="off"),
+            project=os.environ.get("WANDB_PROJECT", PROJECT), name=name, dir=str(run), id=known, resume="allow",
+            config=dict(settings), settings=wandb.Settings(silent=True, console="off", **WITHOUT_THIS_MACHINE),
         )  # fmt: skip
         return str(self._run.id)
 
@@ -137,7 +144,7 @@ class WandbTracker:
 
 TRACKERS: Mapping[str, tuple[Callable[[], Tracker], str, str]] = {
     "mlflow": (MlflowTracker, "mlflow", "mlflow-skinny>=2.16,<4"),
-    "wandb": (WandbTracker, "wandb", "wandb>=0.18,<1"),
+    "wandb": (WandbTracker, "wandb", "wandb>=0.19.11,<1"),
 }
 """Class, module and requirement of each service."""
 
@@ -233,7 +240,9 @@ class Tracked:
         sent = {key: _without_path(value) for key, value in settings.items()
                 if key not in OF_THIS_MACHINE and value != ""}  # fmt: skip
         self._tracker = TRACKERS[self._name][0]()
-        self._id = self._tracker.begin(self._run, sent, known["id"] if known else None)
+        self._id = self._tracker.begin(
+            self._run, _name_of(self._run.name, settings), sent, known["id"] if known else None
+        )
         self._sent = known["round"] if known else -1
         self._fingerprints = dict(known.get("sent", {})) if known else {}
         self._sent_before = -1 if self._fingerprints else self._sent
@@ -245,6 +254,14 @@ class Tracked:
         entries = json.loads(file.read_text()) if file.is_file() else {}
         entries[self._name] = {"id": self._id, "round": self._sent, "sent": self._fingerprints}
         write_atomically(file, json.dumps(entries).encode())
+
+
+def _name_of(folder: str, settings: Mapping[str, Scalar]) -> str:
+    """Return the name of a run's entry: that of its folder, without the name of a file or folder of the user's data."""
+    dataset = str(settings.get("dataset", ""))
+    if not is_local_data(dataset):
+        return folder
+    return folder.replace(f"-{data_name(dataset)}-", f"-{dataset.partition(':')[0]}-")
 
 
 def _without_path(value: Scalar) -> Scalar:

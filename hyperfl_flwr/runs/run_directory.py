@@ -20,8 +20,6 @@
     summary.json     the run's result
 """
 
-import contextlib
-import itertools
 import json
 import os
 import re
@@ -132,36 +130,6 @@ class RunDirectory:
         for failure in failures:
             path = self.path / "failures" / f"{prefix}-client-{failure.client:05d}.txt"
             write_atomically(path, f"{failure.reason}\n\n{failure.details}".encode())
-
-
-@contextlib.contextmanager
-def result_directory(given: Path | None, default: Path) -> Iterator[Path]:
-    """Yield the folder of a result: a given one, or a new one, which is removed at the end if it is still empty.
-
-    Args:
-        given: The folder that the user has chosen; None for a new one.
-        default: The new one, or its `PATH-2`, `PATH-3` and so on: the first that is not there yet. It is made at once,
-            so that no other process takes it.
-
-    Raises:
-        RunDirectoryError: If the new one cannot be created.
-    """
-    if given is not None:
-        yield given.absolute()
-        return
-    for number in itertools.count(1):
-        path = default if number == 1 else default.with_name(f"{default.name}-{number}")
-        if path.exists():
-            continue
-        refuse_used_directory(path)  # its error is better than that of the system
-        with contextlib.suppress(FileExistsError):  # another process was faster
-            path.mkdir(parents=True)
-            break
-    try:
-        yield path.absolute()
-    finally:
-        with contextlib.suppress(OSError):
-            path.rmdir()
 
 
 def refuse_used_directory(path: Path) -> None:
@@ -292,7 +260,11 @@ def new_run_name(method: str, dataset: str, seed: int) -> str:
         dataset: The setting `dataset`; `DEPLOYMENT` if the nodes' owners may choose other data.
         seed: The setting `seed`.
     """
-    data = (
-        local_data_path(dataset).name.removesuffix(".npz").removesuffix(".csv") if is_local_data(dataset) else dataset
-    )
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{method}-{data}-seed{seed}-{secrets.token_hex(2)}"
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{method}-{data_name(dataset)}-seed{seed}-{secrets.token_hex(2)}"
+
+
+def data_name(dataset: str) -> str:
+    """Return the name of a data set in that of a run's folder; of data of one's own that of the file or folder."""
+    if not is_local_data(dataset):
+        return dataset
+    return local_data_path(dataset).name.removesuffix(".npz").removesuffix(".csv")

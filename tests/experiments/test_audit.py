@@ -29,7 +29,8 @@ from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.launch.warnings import leak_warnings, noise_warnings
 from hyperfl_flwr.models.hypernetwork import common_embedding
 from hyperfl_flwr.runs.observation import load_observation, save_observation
-from hyperfl_flwr.runs.run_directory import read_metrics, result_directory, settings_of
+from hyperfl_flwr.runs.result_directory import result_directory
+from hyperfl_flwr.runs.run_directory import read_metrics, settings_of
 
 METHODS_WITH_UPLOADS = ["fedavg", "fedrep", "hyperfl", "hyperfl-frozen", "pfedhn", "pfedhn-pc", "it-pfl"]
 
@@ -162,9 +163,18 @@ def test_a_wrong_audit_from_python_is_refused(tmp_path: Path) -> None:
         _ = hyperfl_flwr.Audit(tmp_path).numbers
     for name in ("num_images", "batch_size", "samples", "local_epochs", "restarts", "iterations"):
         option, least = name.replace("_", "-"), 2 if name == "iterations" else 1
-        for value in (0, -3, 2.5):
+        for value in (0, -3, 2.0, float("nan"), "3"):
             with pytest.raises(ConfigError, match=f"--{option} must be a whole number of at least {least}; got "):
                 hyperfl_flwr.run_audit(output=tmp_path / "a", **{name: value})  # type: ignore[arg-type]
+
+
+def test_a_link_to_nothing_is_no_place_for_results(tmp_path: Path) -> None:
+    (tmp_path / "runs").symlink_to(tmp_path / "gone")
+    with (
+        pytest.raises(RunDirectoryError, match="is a link to nothing"),
+        result_directory(None, tmp_path / "runs/audit"),
+    ):
+        pass
 
 
 def test_two_results_at_once_have_folders_of_their_own(tmp_path: Path) -> None:

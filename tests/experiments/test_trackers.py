@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,22 @@ def test_the_path_of_ones_own_data_is_not_sent(
     assert not [value for value in entry.data.params.values() if str(tmp_path) in value]
 
 
+def test_the_name_of_ones_own_data_is_not_sent(
+    federate: Federate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in the name of the entry, nor in what W&B finds out by itself: the command's words."""
+    rng = np.random.default_rng(0)
+    file = tmp_path / "ward7.npz"
+    np.savez(file, images=rng.random((200, 8, 8, 1)), labels=np.tile(np.arange(4), 50))
+    run, to = federate("fedavg", num_rounds=1, dataset=f"npz:{file}"), tmp_path / "2026-fedavg-ward7-seed0-ab12"
+    monkeypatch.setattr(sys, "argv", ["hyperfl", "run", "--dataset", f"npz:{file}"])
+    assert replayed(run, to, "wandb", rounds=1) == []
+    wandb_curves(to)  # waits for its last record
+    (sent,) = to.glob("wandb/offline-run-*/run-*.wandb")
+    assert b"2026-fedavg-npz-seed0-ab12" in sent.read_bytes()
+    assert b"ward7" not in sent.read_bytes()
+
+
 def test_wandb_has_every_round(federate: Federate, tmp_path: Path) -> None:
     run = federate("fedavg", num_rounds=3)
     assert replayed(run, tmp_path / "run", "wandb", rounds=3) == []
@@ -232,7 +249,7 @@ def test_a_service_that_fails_stops_nothing(
 def test_what_is_missing_is_named() -> None:
     with pytest.raises(ConfigError, match="--track must be mlflow or wandb, got 'aim'"):
         require_tracker("aim")
-    text = "--track wandb needs the package wandb, which is not installed: python -m pip install 'wandb>=0.18,<1'"
+    text = "--track wandb needs the package wandb, which is not installed: python -m pip install 'wandb>=0.19.11,<1'"
     with pytest.raises(InstallationError, match=re.escape(text)):
         require_tracker("wandb", lambda _: None)
 

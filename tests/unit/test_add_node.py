@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from federations import Call
@@ -117,15 +118,15 @@ def test_it_is_interrupted_at_each_write_and_repeated(
     original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until its last write the deployment has two nodes, and every file of them is as before or complete."""
-    replace, rename, left = Path.replace, Path.rename, 0
+    replace, rename, left = os.replace, Path.rename, 0
 
-    def interrupted(move: Callable[[Path, Path], Path], when: str) -> Callable[[Path, Path], Path]:
-        def moved(source: Path, target: Path) -> Path:
+    def interrupted(move: Callable[..., Any], when: str) -> Callable[..., Any]:
+        def moved(*names: Any, **folders: int) -> Any:
             nonlocal left
             left -= 1
             if left == 0 and when == "before":
                 raise KeyboardInterrupt
-            done = move(source, target)
+            done = move(*names, **folders)
             if left == 0:
                 raise KeyboardInterrupt
             return done
@@ -140,7 +141,7 @@ def test_it_is_interrupted_at_each_write_and_repeated(
             one = Deployment.read(shutil.copytree(original, folder))
             others = contents(one.node(0)), contents(one.node(1))
             with monkeypatch.context() as patch:
-                patch.setattr(Path, "replace", interrupted(replace, when))
+                patch.setattr(os, "replace", interrupted(replace, when))
                 patch.setattr(Path, "rename", interrupted(rename, when))
                 left = number
                 try:

@@ -1,5 +1,6 @@
 """The server's checkpoints."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -44,10 +45,10 @@ def test_the_old_ones_stay_until_the_new_one_is_written(tmp_path: Path, monkeypa
     for number in (1, 2):
         checkpoints.save(ARRAYS, progress(number))
 
-    def crash(*_: object) -> None:
+    def crash(*_: object, **__: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(Path, "replace", crash)
+    monkeypatch.setattr(os, "replace", crash)
     with pytest.raises(OSError, match="disk full"):
         checkpoints.save(ARRAYS, progress(3))
     assert checkpoints.rounds() == [1, 2]

@@ -139,6 +139,28 @@ def test_a_link_in_the_place_of_nginx_conf_gives_away_nothing_of_root(deployment
     assert "8443" not in secret.read_text()
 
 
+@needs_root
+def test_root_follows_no_links_of_others(deployment: Deployment, tmp_path: Path) -> None:
+    """Links of root's own are followed."""
+    place = deployment.authority
+    shutil.move(place, tmp_path / "authority")
+    place.symlink_to(tmp_path / "authority")
+    list(move_deployment(deployment, None, 8442))
+    os.chown(place, 1234, -1, follow_symlinks=False)
+    with (
+        pytest.raises(ConfigError, match=r"authority is a link of uid 1234, which root does not follow"),
+        Deployment.locked(deployment.folder),
+    ):
+        pass
+
+
+@needs_root
+def test_root_makes_no_deployment_in_the_folder_of_another_user(tmp_path: Path) -> None:
+    os.chown(tmp_path, 1234, -1)
+    with pytest.raises(ConfigError, match="belongs to uid 1234; run the command as that user"):
+        init(Deployment(folder=tmp_path, host="127.0.0.1", port=8000, num_nodes=1))
+
+
 def test_a_key_is_not_replaced_twice_by_accident(deployment: Deployment) -> None:
     """A second call makes no key, but repairs node.pub, which an interrupted first call may not have written."""
     folder = deployment.node(0)

@@ -12,7 +12,7 @@ import pytest
 
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import StateError
-from hyperfl_flwr.core.files.atomic_files import owner_of, unwritable, write_atomically
+from hyperfl_flwr.core.files.atomic_files import unwritable, write_atomically, write_for_owner
 from hyperfl_flwr.core.files.storage import read_arrays, stored_bytes, write_arrays
 from hyperfl_flwr.launch import in_process_app
 
@@ -106,7 +106,7 @@ def test_root_keeps_a_file_s_owner_where_that_is_wanted(tmp_path: Path) -> None:
     (tmp_path / "old").touch()
     os.chown(tmp_path / "old", 5678, 6789)
     for name in ("old", "new", "link"):
-        write_atomically(tmp_path / name, b"x", mode=0o600, owner=owner_of(tmp_path / name))
+        write_for_owner(tmp_path / name, b"x", mode=0o600)
     write_atomically(tmp_path / "plain", b"x", mode=0o600)
     found = {path.name: path.lstat() for path in tmp_path.iterdir()}
     assert {name: (status.st_uid, status.st_gid) for name, status in found.items()} == {
@@ -114,6 +114,33 @@ def test_root_keeps_a_file_s_owner_where_that_is_wanted(tmp_path: Path) -> None:
     }  # fmt: skip
     assert all(stat.S_IMODE(found[name].st_mode) == 0o600 for name in ("old", "new", "link", "plain"))
     assert (tmp_path / "other").read_bytes() == b"root's"
+
+
+@needs_root
+def test_a_folder_s_owner_turns_no_write_of_root_on_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may write to the folder can put links in the place of the temporary file, and of the folder itself."""
+    (folder := tmp_path / "folder").mkdir()
+    os.chown(folder, 1234, 2345)
+    (roots := tmp_path / "roots").mkdir()
+    secret = roots / "file"
+    secret.write_bytes(b"root's")
+    secret.chmod(0o600)
+    sync = os.fsync
+
+    def attacked(handle: int) -> None:
+        for temporary in folder.glob(".file.*"):
+            temporary.unlink()
+            temporary.symlink_to(secret)
+        if not folder.is_symlink():
+            folder.rename(tmp_path / "away")
+            folder.symlink_to(roots)
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", attacked)
+    write_for_owner(folder / "file", b"new", mode=0o644)
+    assert (secret.read_bytes(), stat.S_IMODE(secret.stat().st_mode), secret.stat().st_uid) == (b"root's", 0o600, 0)
 
 
 def test_only_root_gives_files_away_and_a_refusal_loses_nothing(
@@ -128,12 +155,12 @@ def test_only_root_gives_files_away_and_a_refusal_loses_nothing(
     monkeypatch.setattr(os, "fchown", refused)
     for user in (1000, 0):
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)
-        write_atomically(tmp_path / "key", str(user).encode(), owner=owner_of(tmp_path / "key"))
+        write_for_owner(tmp_path / "key", str(user).encode())
         assert (tmp_path / "key").read_text() == str(user)
     assert given == [tmp_path.stat().st_uid]
 
 
-@pytest.mark.parametrize("moment", ["replace", "fsync", "chmod"])
+@pytest.mark.parametrize("moment", ["replace", "fsync", "fchmod"])
 def test_a_crash_leaves_the_old_file_and_nothing_else(
     stored: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -143,7 +170,7 @@ def test_a_crash_leaves_the_old_file_and_nothing_else(
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os if moment == "fsync" else Path, moment, crash)
+        patch.setattr(os, moment, crash)
         with pytest.raises(OSError, match="disk full"):
             write_arrays(stored, {"other": np.zeros(2)}, {})
         with pytest.raises(OSError, match="disk full"):
@@ -169,18 +196,18 @@ def test_a_run_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_everything_is_on_disk_before_the_new_name_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is flushed before the rename and the folder after it: the only order that survives a power cut."""
     events: list[str] = []
-    fsync, replace = os.fsync, Path.replace
+    fsync, replace = os.fsync, os.replace
 
     def flushed(descriptor: int) -> None:
         events.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
         fsync(descriptor)
 
-    def renamed(self: Path, target: Path) -> Path:
+    def renamed(*names: str, **folders: int) -> None:
         events.append("rename")
-        return replace(self, target)
+        replace(*names, **folders)
 
     monkeypatch.setattr(os, "fsync", flushed)
-    monkeypatch.setattr(Path, "replace", renamed)
+    monkeypatch.setattr(os, "replace", renamed)
     write_arrays(tmp_path / "a", ARRAYS, META)
     write_atomically(tmp_path / "b", b"x")
     assert events == ["file", "rename", "folder"] * 2

@@ -6,7 +6,7 @@ A command that only writes text need not wait until numpy is imported.
 import contextlib
 import errno
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -18,48 +18,71 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, owner: os.st
         file.write(data)
 
 
-def write_for_owner(file: Path, data: bytes, *, mode: int = 0o644) -> None:
+def write_for_owner(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Write a file; if root does, it belongs to the user of the one that it replaces, or of the folder.
 
     With `sudo`, the files of a deployment stay readable for the user who runs its services. What is written must be
     this user's to read: nothing that was read from a file of the folder as it is, which may be a link.
     """
-    write_atomically(file, data, mode=mode, owner=owner_of(file))
+    with replacement(path, mode, keeps_owner=True) as file:
+        file.write(data)
 
 
 @contextlib.contextmanager
-def replacement(path: Path, mode: int, *, owner: os.stat_result | None = None) -> Iterator[IO[bytes]]:
+def replacement(
+    path: Path, mode: int, *, owner: os.stat_result | None = None, keeps_owner: bool = False
+) -> Iterator[IO[bytes]]:
     """Open a temporary file that replaces `path` at the end of a `with` block, or is removed after an exception.
+
+    The folder is opened once, and the file is changed through its descriptor: another user who may write to the folder
+    can put nothing of somebody else's in the place of either.
 
     Args:
         path: The file to replace or create, in an existing folder.
         mode: Its permissions.
-        owner: Status of something whose owner it gets if root writes it, see `owner_of`. None: it is root's.
+        owner: Status of something whose owner it gets if root writes it. None: it is root's.
+        keeps_owner: Whether, if root writes it, it gets the owner of what it replaces, or else of the folder.
 
     Raises:
         OSError: If it cannot be written, with its name.
     """
     with _named(path):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            # The content must be on disk before the rename: after a power failure the new name could hold no data.
-            file.flush()
-            os.fsync(file.fileno())
-            if owner is not None and os.geteuid() == 0:
-                # File systems and containers may refuse it; the file is then root's, which is better than none.
-                with contextlib.suppress(OSError):
-                    os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
         with _named(path):
-            temporary.chmod(mode)
-            temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    # The rename itself is durable only after the folder is synced.
-    sync_folder(path.parent)
+            temporary = f".{path.name}.{secrets.token_hex(4)}"
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            handle = os.open(temporary, flags, 0o600, dir_fd=folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                file.flush()
+                os.fchmod(file.fileno(), mode)
+                if keeps_owner:
+                    owner = _owner_in(folder, path.name)
+                if owner is not None and os.geteuid() == 0:
+                    # File systems and containers may refuse it; the file is then root's, which is better than none.
+                    with contextlib.suppress(OSError):
+                        os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
+                # The content must be on disk before the rename: after a power failure the new name could hold no data.
+                os.fsync(file.fileno())
+            with _named(path):
+                os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+        os.fsync(folder)  # the rename itself is durable only after that
+    finally:
+        os.close(folder)
+
+
+def _owner_in(folder: int, name: str) -> os.stat_result:
+    """Return the status of a file or link in an opened folder or, if it does not exist, of the folder."""
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return os.fstat(folder)
 
 
 @contextlib.contextmanager
@@ -72,11 +95,6 @@ def _named(path: Path) -> Iterator[None]:
             error.filename = str(path)
             del error.filename2  # None would be shown
         raise
-
-
-def owner_of(path: Path) -> os.stat_result:
-    """Return the status of a file or link or, if it does not exist, of its folder: whose what replaces it should be."""
-    return path.lstat() if os.path.lexists(path) else path.parent.stat()
 
 
 def sync_folder(folder: Path) -> None:

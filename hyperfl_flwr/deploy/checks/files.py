@@ -53,11 +53,11 @@ def owners(subject: str, paths: Sequence[Path]) -> Iterator[Finding]:
 
     Paths that do not exist, and those whose folder is none of them, are skipped.
     """
-    for path in filter(Path.exists, paths):
-        owner, expected = path.stat().st_uid, path.parent.stat().st_uid
+    for path in filter(os.path.lexists, paths):
+        owner, expected = path.lstat().st_uid, path.parent.stat().st_uid
         if path.parent in paths and owner != expected:
             text = f"{path} belongs to uid {owner}, its folder to uid {expected}"
-            yield error(subject, text, f"sudo chown {expected} {shlex.quote(str(path))}")
+            yield error(subject, text, f"sudo chown -h {expected} {shlex.quote(str(path))}")
 
 
 def authority(folder: Path) -> Iterator[Finding]:

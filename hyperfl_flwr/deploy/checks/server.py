@@ -1,6 +1,7 @@
 """`hyperfl deploy check` on the operator's machine: check files, certificates, the SuperLink and the nodes."""
 
 import errno
+import os
 import shlex
 import socket
 from collections.abc import Iterator, Mapping
@@ -53,6 +54,11 @@ def check_server(deployment: Deployment) -> Iterator[Finding]:
     """Check the operator's side of a deployment; nothing is changed."""
     server = deployment.server
     keys = [str(deployment.public_key(number).relative_to(server)) for number in range(deployment.num_nodes)]
+    folders = [deployment.folder, server, deployment.authority]
+    yield from machine.owners("owners", folders)
+    if not os.access(server, os.R_OK | os.X_OK):
+        yield error("files", f"{server} cannot be read by this user", "run the command as the folder's user")
+        return
     yield from machine.files(server, [*FILES, *keys])
     yield from machine.owners("owners", [server, *(server / name for name in (*FILES, GATE, "flwr"))])
     secrets = [deployment.folder, server, server / "server.key", deployment.authority / "ca.key"]
@@ -138,8 +144,10 @@ def _running(deployment: Deployment, answer: Answer) -> Iterator[Finding]:
     if current != answer.certificate:
         yield warning("superlink", "running with an older certificate than server.crt", "restart it")
     if (deployment.server / GATE).is_file() and not is_local(deployment.host):
-        seen, _ = probe(deployment.host, deployment.port, deployment.server / "ca.crt", direct=True)
-        if seen is not None and seen.certificate not in (current, answer.certificate):  # else it is the SuperLink's
+        seen, found = probe(deployment.host, deployment.port, deployment.server / "ca.crt", direct=True)
+        if seen is None and found.subject == CERTIFICATE:
+            yield warning("nginx", found.text, "restart nginx")
+        elif seen is not None and seen.certificate not in (current, answer.certificate):  # else it is the SuperLink's
             yield warning("nginx", f"{deployment.host} shows an older certificate than server.crt", "restart nginx")
 
 
