@@ -164,6 +164,8 @@ def draw_pseudo_data(run: Path, picture: Path) -> None:
 
 def _draw_divergences(axes: Axes, found: Mapping[int, Sequence[float]]) -> None:
     for label, curve in enumerate(np.array(list(found.values())).T):
+        if not np.isfinite(curve).any():  # too few private images
+            continue
         line, marker, colour = "-" if label < 5 else "--", "os^dvPX*<>"[label % 10], PALETTE[label % 5]
         axes.plot(list(found), curve, line, marker=marker, color=colour, mfc="white", label=str(label), markevery=0.1)
     axes.set_yscale("log")
