@@ -80,9 +80,8 @@ class AuditRequest:
             value = getattr(self, name.replace("-", "_"))
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < smallest):
                 raise ConfigError(f"--{name} must be a whole number of at least {smallest}; got {value!r}")
-
         weight = self.total_variation
-        if weight is not None and not (math.isfinite(weight) and weight >= 0):
+        if weight is not None and not (isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0):
             raise ConfigError(f"--total-variation must be a number of at least 0; got {weight!r}")
 
     def options(self) -> Options:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, StateError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.launch.given_settings import absolute, changed_settings
+from hyperfl_flwr.launch.given_settings import absolute, changed_settings, plain_scalar
 
 
 class Audit:
@@ -126,14 +126,18 @@ def run_audit(
     from hyperfl_flwr.audit.perform import AuditRequest, perform
     from hyperfl_flwr.runs.result_directory import result_directory
 
+    numbers = {
+        "num_images": num_images, "batch_size": batch_size, "samples": samples, "local_epochs": local_epochs,
+        "iterations": iterations, "restarts": restarts, "total_variation": total_variation,
+    }  # fmt: skip
+    given: dict[str, Any] = {name: plain_scalar(value) for name, value in numbers.items()}
     if isinstance(attacks, str):
         raise ConfigError(f'attacks must be a list of names, such as ["{attacks}"]; got a text')
     named = {key: value for key, value in {"method": method, "dataset": dataset}.items() if value is not None}
     request = AuditRequest(
         named=named, changes=changed_settings(settings, data_root=data_root), attacks=list(attacks),
-        num_images=num_images, batch_size=batch_size, samples=samples, local_epochs=local_epochs,
-        iterations=iterations, restarts=restarts, total_variation=total_variation, prior=prior,
-        labels_known=labels_known, summed=summed, by_neighbours=by_neighbours, malicious_server=malicious_server,
+        **given, prior=prior, labels_known=labels_known, summed=summed, by_neighbours=by_neighbours,
+        malicious_server=malicious_server,
         checkpoint=None if checkpoint is None else absolute(checkpoint),
         recorded=None if recorded is None else absolute(recorded),
     )  # fmt: skip

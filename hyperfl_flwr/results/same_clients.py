@@ -31,7 +31,14 @@ def division_of(settings: Mapping[str, Scalar], manifest: Mapping[str, Any]) -> 
         chosen["data.validation-fraction"] = 0.0
     # The samples of the trained clients depend on how many novel ones get some, too.
     named = {key: settings[key] for key in ("dataset", "num-clients", "novel.clients")}
-    return {**named, **chosen, "the data's description in manifest.json": manifest.get("data", NOT_KNOWN)}
+    return {**named, **chosen, "the data's description in manifest.json": _description(manifest)}
+
+
+def _description(manifest: Mapping[str, Any]) -> object:
+    """Return the data's description without what is empty: an earlier version may not have had the key."""
+    if "data" not in manifest:
+        return NOT_KNOWN
+    return {key: value for key, value in manifest["data"].items() if value != ""}
 
 
 def namespace(settings: Mapping[str, Scalar], manifest: Mapping[str, Any]) -> Scalar:

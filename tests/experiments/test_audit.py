@@ -140,7 +140,7 @@ def test_the_command_writes_everything_and_says_what_it_found(tmp_path: Path) ->
         assert {"unrelated", "mean_image", "class_means", "next_client"} == set(found["control"])
         assert found["iterations"] == 3
     from_python = hyperfl_flwr.run_audit(
-        num_images=2, iterations=3, settings={"hyperfl.hidden-width": np.int64(8)},
+        num_images=np.int64(2), iterations=3, settings={"hyperfl.hidden-width": np.int64(8)},
         attacks=["head-gradient", "tailored"], output=tmp_path / "b", progress=False,
     )  # fmt: skip
     assert list(from_python.verdicts.values()) == result.stdout.splitlines()[:-1]
@@ -166,6 +166,9 @@ def test_a_wrong_audit_from_python_is_refused(tmp_path: Path) -> None:
         for value in (0, -3, 2.0, float("nan"), "3"):
             with pytest.raises(ConfigError, match=f"--{option} must be a whole number of at least {least}; got "):
                 hyperfl_flwr.run_audit(output=tmp_path / "a", **{name: value})  # type: ignore[arg-type]
+    for weight in (-1.0, float("nan"), "3"):
+        with pytest.raises(ConfigError, match="--total-variation must be a number of at least 0; got "):
+            hyperfl_flwr.run_audit(output=tmp_path / "a", total_variation=weight)  # type: ignore[arg-type]
 
 
 def test_a_link_to_nothing_is_no_place_for_results(tmp_path: Path) -> None:

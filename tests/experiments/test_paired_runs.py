@@ -9,7 +9,8 @@ from federations import Call
 from hyperfl_flwr.contract.base import Federate
 from hyperfl_flwr.results.compare import compare
 from hyperfl_flwr.results.differences import Difference
-from hyperfl_flwr.results.same_clients import namespace
+from hyperfl_flwr.results.same_clients import differing, division_of, namespace
+from hyperfl_flwr.runs.run_directory import read_manifest
 
 
 def test_clients_of_other_data_are_not_paired(federate: Federate) -> None:
@@ -130,3 +131,14 @@ def test_clients_are_counted_once_for_each_division(partition: str, counted: int
     difference = compare(runs).groups[1].difference
     assert difference is not None
     assert (difference.clients, difference.seeds) == (counted * manifest["settings"]["num-clients"], 2)
+
+
+def test_a_description_of_before_a_key_was_added_is_the_same(federate: Federate) -> None:
+    """The key was empty then; one that says something is another description."""
+    run = federate("fedavg", num_rounds=1)
+    manifest = read_manifest(run)
+    before = manifest | {"data": {key: value for key, value in manifest["data"].items() if key != "columns"}}
+    other = manifest | {"data": manifest["data"] | {"columns": "ab12"}}
+    now, then, changed = (division_of(manifest["settings"], each) for each in (manifest, before, other))
+    assert differing([now, then]) == {}
+    assert list(differing([now, changed])) == ["the data's description in manifest.json"]
