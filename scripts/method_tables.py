@@ -54,6 +54,15 @@ OF_ALL_CLASSES = {
 }
 
 PRIV_HFL: Mapping[str, Generated] = {
+    **{
+        f"priv-hfl-table-2-{dataset}": Table(
+            records="priv-hfl-table-2",
+            column=f"{dataset}-0.3",
+            numbers=OF_ALL_CLASSES,
+            papers={"paper": f"{dataset}-0.3"},
+        )
+        for dataset in ("mnist", "cifar10")
+    },
     "priv-hfl-table-3": Table(
         records="priv-hfl-table-3", column="mnist", numbers=OF_ALL_CLASSES, papers={"paper": "mnist"}
     ),
