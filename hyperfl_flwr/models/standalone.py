@@ -33,7 +33,7 @@ PARAMETERS, FACTS, SCRIPT = "model.safetensors", "model.json", "use_model.py"  #
 
 _SCRIPT = '''"""A {target} network in plain torch. It needs torch, safetensors, and {parameters} in the same folder.
 
-    from use_{script} import load_model, predict
+    from {script} import load_model, predict
     {usage} = predict(load_model(), samples)
 """
 
@@ -69,8 +69,8 @@ def predict(model, samples):
     """Return {returns}, for samples [n, *INPUT_SHAPE]{range}."""
     if tuple(samples.shape[1:]) != INPUT_SHAPE:
         raise ValueError(f"samples must have the shape {{['n', *INPUT_SHAPE]}}, got {{list(samples.shape)}}")
-{checked}    per_channel = [-1] + [1] * (len(INPUT_SHAPE) - 1)
-    normalised = (samples - torch.tensor(MEAN).reshape(per_channel)) / torch.tensor(STD).reshape(per_channel)
+{checked}    samples, shape = samples.to(next(model.parameters())), [-1] + [1] * (len(INPUT_SHAPE) - 1)
+    normalised = (samples - samples.new_tensor(MEAN).reshape(shape)) / samples.new_tensor(STD).reshape(shape)
 {predicted}
 
 
@@ -89,7 +89,7 @@ if __name__ == "__main__":
         print("pass a .npy file of samples to predict their {outputs}")
 '''
 
-_PIXEL_CHECK = """    if not 0 <= float(samples.min()) <= float(samples.max()) <= 1:
+_PIXEL_CHECK = """    if len(samples) and not 0 <= float(samples.min()) <= float(samples.max()) <= 1:
         raise ValueError("pixels must be from 0 to 1; divide those from 0 to 255 by 255")
 """
 
@@ -114,7 +114,7 @@ _USES: dict[str, dict[str, str]] = {
         "usage": "numbers",
         "returns": "the predicted numbers [n][len(CLASSES)]",
         "predicted": """    mean, std = (torch.tensor(each, dtype=torch.float64) for each in (TARGET_MEAN, TARGET_STD))
-    return (model(normalised).double() * std + mean).tolist()""",
+    return (model(normalised).cpu().double() * std + mean).tolist()""",
         "printed": """            for numbers in predict(load_model(), torch.tensor(array).float()):
                 print(*(f"{number:.6g}" for number in numbers))""",
     },
@@ -210,8 +210,8 @@ def read_model(path: Path) -> tuple[TargetRecipe, dict[str, Tensor]]:
 
 
 def file_names(stem: str) -> tuple[str, str, str]:
-    """Return the names of a model's files: parameters, metadata and script."""
-    return f"{stem}.safetensors", f"{stem}.json", f"use_{stem}.py"
+    """Return the names of a model's files: parameters, metadata and script, which Python can import by its name."""
+    return f"{stem}.safetensors", f"{stem}.json", f"use_{''.join(c if c.isalnum() else '_' for c in stem)}.py"
 
 
 def source_folder(stem: str) -> str:
@@ -242,7 +242,7 @@ def script(recipe: TargetRecipe, parameters: str = PARAMETERS) -> str:
     return _SCRIPT.format(
         target=recipe.target,
         parameters=parameters,
-        script=Path(parameters).stem,
+        script=Path(file_names(Path(parameters).stem)[2]).stem,
         shape=tuple(recipe.input_shape),
         mean=list(recipe.mean),
         std=list(recipe.std),

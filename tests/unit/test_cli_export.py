@@ -49,7 +49,7 @@ def test_what_is_printed_and_written(run: Path, call: Call) -> None:
     code, out, _ = call("export", run, "--client", "3", "--state", "aggregate", "-o", "mine/round-2.safetensors")
     assert code == 0
     assert out.startswith("client 3's model of hyperfl, as aggregated after round 2")
-    assert (Path("mine") / "use_round-2.py").is_file()
+    assert (Path("mine") / "use_round_2.py").is_file()
 
 
 def test_a_folder_that_is_no_run_and_of_no_node(tmp_path: Path, call: Call) -> None:
