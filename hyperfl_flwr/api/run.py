@@ -160,6 +160,7 @@ class Run:
         data_root: Path | str | None = None,
         convert: bool = False,
         device: str = "auto",
+        weights: Path | str | None = None,
     ) -> "Predictions":
         """Predict the classes of samples with a client's model, or with the global one.
 
@@ -170,6 +171,7 @@ class Run:
             data_root: As for `export`.
             convert: Whether to convert images that do not have the model's size or channels.
             device: `auto`, `cpu`, `cuda` or `cuda:NUMBER`.
+            weights: File with the weights of a pre-trained body; None for the one that the run names, else a download.
 
         Returns:
             The class probabilities [n, K] of n samples, the labels if they are known, and which samples the run has
@@ -182,10 +184,13 @@ class Run:
         from hyperfl_flwr.core.device import resolve_device
         from hyperfl_flwr.data.sample_format import samples_path
         from hyperfl_flwr.metrics.predictions import predict
+        from hyperfl_flwr.models.provenance import use_weights
         from hyperfl_flwr.results.training_samples import training_digests
 
         model = self.export(client, state=state, data_root=data_root)
         changes: dict[str, Scalar] = {} if data_root is None else {"data-root": str(absolute(data_root))}
+        if weights is not None:
+            use_weights(str(absolute(weights)))
         return predict(
             model.tensors,
             model.recipe,

@@ -1,6 +1,7 @@
 """Export a model to files that do not need this package: parameters, metadata, and a script in plain torch."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -211,7 +212,7 @@ def read_model(path: Path) -> tuple[TargetRecipe, dict[str, Tensor]]:
 
 def file_names(stem: str) -> tuple[str, str, str]:
     """Return the names of a model's files: parameters, metadata and script, which Python can import by its name."""
-    return f"{stem}.safetensors", f"{stem}.json", f"use_{''.join(c if c.isalnum() else '_' for c in stem)}.py"
+    return f"{stem}.safetensors", f"{stem}.json", f"use_{re.sub('[^0-9a-zA-Z]', '_', stem)}.py"
 
 
 def source_folder(stem: str) -> str:
@@ -262,9 +263,8 @@ def script(recipe: TargetRecipe, parameters: str = PARAMETERS) -> str:
 
 def _scale(recipe: TargetRecipe) -> str:
     """Return the lines with the scale of the targets of a regression."""
-    if not recipe.target_std:
-        return ""
-    return f"TARGET_MEAN = {list(recipe.target_mean)}\nTARGET_STD = {list(recipe.target_std)}\n"
+    lines = f"TARGET_MEAN = {list(recipe.target_mean)}\nTARGET_STD = {list(recipe.target_std)}\n"
+    return lines if recipe.target_std else ""
 
 
 def _extractor(name: str, target: Target, stem: str) -> str:

@@ -18,6 +18,7 @@ from safetensors.torch import save
 from clients.engine.base import BaseClient
 from clients.engine.context import ClientContext
 from clients.novel.labelled import labelled_data, labelled_dataset
+from hyperfl_flwr.app.joining import has_new_clients
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.restore import Restored, restored
@@ -112,9 +113,10 @@ def shared_of(source: Path, changes: Mapping[str, Scalar] | None = None) -> Shar
 def _refuse_others(found: Restored) -> None:
     if not client_of(found.config.method).can_join:
         able = ", ".join(name for name in METHODS if client_of(name).can_join)
+        served = " or ".join(name for name in METHODS if has_new_clients(name))
         raise RunDirectoryError(
             f"{found.run} is a run of {found.config.method}, which a client cannot join by training private parts "
-            f"only; use a run of {able}"
+            f"only; use a run of {able}, or the folder of a run of {served}, whose server takes part"
         )
 
 
