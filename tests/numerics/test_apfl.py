@@ -16,14 +16,17 @@ SGD = {"batch-size": 7, "local-epochs": 2, "momentum": 0.5, "weight-decay": 0.02
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("adaptive", [True, False])
-def test_two_rounds_are_the_papers(adaptive, tmp_path):
-    """Full batches without momentum in float64: alpha first, then both steps, u with w before its step."""
+@pytest.mark.parametrize(("start", "adaptive"), [(0.3, True), (0.3, False), (0.0, True)])
+def test_two_rounds_are_the_papers(start, adaptive, tmp_path):
+    """Full batches without momentum in float64: alpha first, then both steps, u with w before its step.
+
+    From 0 alpha would fall below its bound: w has moved down the loss, and v has not moved.
+    """
     plan = {"batch-size": 30, "local-epochs": 3, "momentum": 0.0, "weight-decay": 0.0, "learning-rate": 0.2}
-    member = client(APFLClient, tmp_path, plan | {"apfl.alpha": 0.3, "apfl.adaptive": adaptive})
+    member = client(APFLClient, tmp_path, plan | {"apfl.alpha": start, "apfl.adaptive": adaptive})
     sent = {name: value.double() for name, value in initial_model(member).items()}
     upload, stored = rounds(member, sent, 2)
-    model, data, rate, alpha = member.new_target(), member.context.data, 0.2, 0.3
+    model, data, rate, alpha = member.new_target(), member.context.data, 0.2, start
     w, v = ({name: value.clone() for name, value in sent.items()} for _ in range(2))
 
     def gradient(values):
@@ -47,7 +50,7 @@ def test_two_rounds_are_the_papers(adaptive, tmp_path):
         np.testing.assert_allclose(upload[f"model/{name}"], w[name], rtol=0, atol=1e-10)
         np.testing.assert_allclose(stored[f"personal/{name}"], v[name], rtol=0, atol=1e-7)
     np.testing.assert_allclose(stored["share/theta"], [alpha], rtol=0, atol=1e-7)
-    assert (abs(alpha - 0.3) > 1e-4) == adaptive
+    assert (abs(alpha - start) > 1e-4) == (adaptive and start > 0)
 
 
 @pytest.mark.parametrize("target", ["own_networks:with_batchnorm", "own_networks:build"])

@@ -87,6 +87,15 @@ def test_a_chains_client_follows_the_force_that_it_is_sent(tmp_path):
     assert (vector(wanted) - vector(without)).norm() > 0.1 * reply.norm()
 
 
+def test_a_client_continues_from_what_it_has_sent(tmp_path):
+    """With clipping its model is the start plus the clipped change, which is what the server counts."""
+    one = OneClient(tmp_path, "chain", {"privacy.clip-norm": 0.01})
+    start = vector(one.values)
+    reply, stored = one.fit(torch.zeros(len(start)), 1, 0)
+    assert float(reply.norm()) == pytest.approx(0.01, rel=1e-4)
+    torch.testing.assert_close(vector(stored), start + reply, rtol=0, atol=1e-7)
+
+
 @pytest.mark.parametrize("first", [1, 3])
 @pytest.mark.parametrize("second", [4, 6])
 def test_a_clients_multiplier_is_that_of_all_rounds(tmp_path, first, second):
