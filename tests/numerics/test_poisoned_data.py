@@ -1,10 +1,17 @@
 """The training data of malicious clients, and the images on which the success of a backdoor is measured."""
 
+from pathlib import Path
+
 import numpy as np
 import torch
+from federations import small_settings
 
+from clients.engine.context import ClientContext
+from clients.engine.poisoning import with_adversary
+from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.data.client_data import ClientData
 from hyperfl_flwr.data.poisoning import Trigger, with_flipped_labels
+from hyperfl_flwr.node.private_state import PrivateState
 
 TRIGGER = Trigger.of(2, 2, mean=(0.25, 0.5), std=(0.5, 0.25))
 
@@ -54,6 +61,21 @@ def test_a_share_of_the_samples_is_poisoned() -> None:
 def test_at_least_one_sample_is_poisoned() -> None:
     found = TRIGGER.poisoned(data(), 0.01, np.random.default_rng(0))
     assert int((found.train_images != data().train_images).any(dim=(1, 2, 3)).sum()) == 1
+
+
+def test_each_client_poisons_its_own_choice_of_samples(tmp_path: Path) -> None:
+    """Two clients with equal samples poison other ones; a client poisons the same ones whenever it is built."""
+    config = RunConfig.from_flat(small_settings(**{"adversary.attack": "backdoor", "adversary.poisoned-share": 0.5}))
+
+    def images(client: int) -> torch.Tensor:
+        state, device = PrivateState(tmp_path, "experiment", client), torch.device("cpu")
+        context = ClientContext(
+            config=config, client=client, data=data(), device=device, state=state, mean=(0.25, 0.5), std=(0.5, 0.25)
+        )
+        return with_adversary(context, is_malicious=True).data.train_images
+
+    assert images(0).equal(images(0))
+    assert not images(0).equal(images(1))
 
 
 def test_success_is_measured_on_other_classes() -> None:

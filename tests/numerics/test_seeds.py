@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from hyperfl_flwr.contract.base import NUM_CLIENTS
+from hyperfl_flwr.core import rng
 from hyperfl_flwr.core.rng import numpy_generator, seed_for, torch_generator
 
 KNOWN = [
@@ -15,6 +17,17 @@ KNOWN = [
     ((12345, "own-embedding", 7), b"(12345, 'own-embedding', 7)", 7383880749584981357),
 ]
 """Path, the text that is hashed, and the seed: the first 8 bytes of its SHA-256 without the last bit."""
+
+DRAWN = [
+    ("fedavg", {"training": (1, 2), "dropout": (1, 2)}),
+    ("fedala", {"aggregation": (2,)}),
+    ("fedgen", {"fedgen": (2,)}),
+    ("it-pfl", {"encoder": (1,)}),
+    ("priv-hfl", {"pseudo-data": (1, 2), "pseudo-batches": (1, 2)}),
+    ("fedakd", {"held back": ()}),
+    ("knn-per", {"held-back": ()}),
+]
+"""Method, and the purposes for which its clients draw, each with its rounds; none if all rounds draw the same."""
 
 
 @pytest.mark.parametrize(("path", "text", "number"), KNOWN)
@@ -55,3 +68,15 @@ def test_no_global_generator_is_touched():
     torch.rand(10, generator=torch_generator(0, "training"))
     np.testing.assert_array_equal(np.random.get_state()[1], numpy_state)  # noqa: NPY002
     assert torch.equal(torch.get_rng_state(), torch_state)
+
+
+@pytest.mark.parametrize(("method", "purposes"), DRAWN)
+def test_no_two_clients_and_rounds_draw_the_same(method, purposes, federate, monkeypatch):
+    """The paths of a client's generators have its number, and the round; the server's have the purpose alone."""
+    paths = set()
+    monkeypatch.setattr(rng, "seed_for", lambda seed, *path: paths.add(path) or seed_for(seed, *path))
+    federate(method, target="mlp")
+    for purpose, rounds in purposes.items():
+        found = {path[1:] for path in paths if path[0] == purpose} - {()}
+        expected = itertools.product(range(NUM_CLIENTS), rounds) if rounds else ((c,) for c in range(NUM_CLIENTS))
+        assert found == set(expected), purpose
