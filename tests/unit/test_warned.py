@@ -118,16 +118,18 @@ def test_the_best_round_is_that_of_the_highest_mean(federate: Federate) -> None:
     assert any("was highest after round 2, 99.00 %" in note for note in compare([run, federate("local")]).notes)
 
 
-@pytest.mark.parametrize(("lacking", "best"), [({2}, {1, 3}), ({1, 2, 3}, {2})])
+@pytest.mark.parametrize(
+    ("reason", "lacking", "best"), [("failed", {2}, {1, 3}), ("away", {2}, {1, 3}), ("failed", {1, 2, 3}, {2})]
+)
 def test_a_round_without_some_clients_is_best_only_if_all_are(
-    lacking: set[int], best: set[int], federate: Federate
+    reason: str, lacking: set[int], best: set[int], federate: Federate
 ) -> None:
     """Its mean is over other clients: the second round has the highest mean, and the most of those that lack some."""
     run = federate("fedavg", num_rounds=3)
     lines = []
     for row in read_metrics(run):
         if row["kind"] == "train" and row["round"] in lacking:
-            row |= {"failed": [0], "clients": 4 if row["round"] == 2 else 3}
+            row |= {reason: [0], "clients": 4 if row["round"] == 2 else 3}
         if (row["kind"], row["round"]) == ("train", 2):
             row |= {"personalized_accuracy": 0.99}
         lines.append(json.dumps(row) + "\n")
