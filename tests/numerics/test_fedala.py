@@ -101,6 +101,20 @@ def test_the_first_round_is_fedavgs_and_the_others_are_not(tmp_path):
     assert exact(last) == found[1][1]
 
 
+def test_later_rounds_take_one_pass(tmp_path, monkeypatch):
+    """Only the client's first mixture is learned until the loss is steady, also if some weights are 1 after it."""
+    asked = []
+
+    def learned(*arguments, until_steady):
+        asked.append(until_steady)
+        return learn_weights(*arguments, until_steady=until_steady)
+
+    monkeypatch.setattr("clients.fedala.learn_weights", learned)
+    _, stored = both(tmp_path, {}, 3)
+    assert asked == [True, False]
+    assert 0 < (stored["weights/theta"] == 1).sum() < stored["weights/theta"].size
+
+
 def test_more_layers_are_mixed_if_asked(tmp_path):
     """The last two layers have the weights of the linear layer below the classifier, too."""
     sizes = [
