@@ -1,12 +1,21 @@
 """PSNR, SSIM and LPIPS by hand, and verdicts on whether reconstructions show the private images."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from hyperfl_flwr.attacks.scoring import Comparison, compare, match, number_by_chance, number_recovered, verdict
+from hyperfl_flwr.attacks.scoring import (
+    Comparison,
+    compare,
+    match,
+    number_by_chance,
+    number_recovered,
+    psnr_in_order,
+    verdict,
+)
 from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.metrics.images import Lpips, psnr, similarity, ssim
@@ -149,6 +158,30 @@ def test_many_images_are_not_recovered_by_chance():
         assert verdict([chance]) == "recovered nothing"
     with_one = compare(np.concatenate([private[:1], others[1:]]), private, known[:300], known.mean(axis=0))
     assert verdict([with_one]) == "recovered some"  # far ahead, as no unrelated image is
+
+
+def test_unrelated_images_must_beat_both_others_to_be_ahead_by_chance():
+    """An unrelated image 15 dB above the attack and 2 dB above the mean image is no more ahead than the attack."""
+    private = images(1)
+    one = comparison_of(images(1), private).matched
+    matched, unrelated = (replace(one, psnr=np.array([value])) for value in (5.0, 20.0))
+    for mean_image, number in ((18.0, 0), (13.0, 1)):
+        made = Comparison(matched=matched, unrelated=unrelated, mean_image=np.array([mean_image]))
+        assert number_by_chance([made]) == number
+        assert number_recovered([replace(made, matched=unrelated, unrelated=matched)]) == number
+
+
+def test_images_are_compared_with_their_nearest_form():
+    """Mirrored images, which clients with augmentation may have trained on, are exact; so is the mean image's form."""
+    private = images(4)
+    mirrored = np.ascontiguousarray(private[..., ::-1])
+    forms = lambda image: np.stack([image, image[..., ::-1]])  # noqa: E731
+    found = match(mirrored[::-1], private, forms)
+    np.testing.assert_array_equal(found.private, mirrored)
+    assert found.order.tolist() == [3, 2, 1, 0]
+    assert np.isinf(found.psnr).all()
+    assert np.isinf(psnr_in_order(mirrored, private, forms)).all()
+    assert np.isfinite(psnr_in_order(mirrored, private)).all()
 
 
 def test_one_candidate_is_no_second_image():
