@@ -18,12 +18,13 @@ from hyperfl_flwr.app.node import NodeApp
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.contract.grids import plain_grid
-from hyperfl_flwr.core.errors import ConfigError, StateError
+from hyperfl_flwr.core.errors import ConfigError, RefusalError, StateError
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.deploy.ledger_view import runs_of
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.node.saved_models import KeptModel
+from hyperfl_flwr.privacy.budget import PrivacyBudget
 from hyperfl_flwr.protocol.messages import ARRAYS, CONFIG, Request
 from hyperfl_flwr.protocol.packing import pack_arrays
 from hyperfl_flwr.protocol.queries import CORRECT, SCORE_MODELS, SEND_MODEL, QuerySpec
@@ -286,10 +287,15 @@ def test_the_ledger_says_that_whole_models_left(federate, tmp_path, call):
 
 
 def test_an_owners_budget_refuses_it(federate, tmp_path):
-    """Models and answers without noise are beyond any epsilon; training itself is allowed with noisy steps only."""
-    private = {"dp.epsilon": 1.0, "dp.clip-norm": 1.0}
-    with pytest.raises(ConfigError, match=r"cross-site must be false with dp\.epsilon above 0"):
-        federate("fedavg", 2, grid=owners_grid(tmp_path, (0, 1), **{"max-epsilon": 5.0}), cross_site=True, **private)
+    """Models and answers without noise are beyond any epsilon, whatever the server has promised before."""
+    run = federate("fedrep", cross_site=True)
+    member, kept = member_of(run), KeptModel.read(run / "clients" / "client-00000")
+    budget = PrivacyBudget(path=tmp_path / "privacy.jsonl", experiment="run", client=0, max_epsilon=500.0)
+    member.context = replace(member.context, budget=budget)
+    models = {f"personalized/{name}": value[np.newaxis] for name, value in kept.tensors.items()}
+    for answer, received in ((send_model, {}), (score_models, models)):
+        with pytest.raises(RefusalError, match="nothing on the node bounds what the run's uploads reveal"):
+            answer(member, received, QuerySpec())
 
 
 @pytest.mark.parametrize(
