@@ -71,9 +71,12 @@ def test_with_a_rate_of_nearly_zero_it_is_fedavg(tmp_path):
 
 @pytest.mark.parametrize("heads", ["noised", "published"])
 def test_with_noise_the_private_classifier_moves_as_the_setting_says(heads, tmp_path):
-    """`noised`: along the shared classifier's noisy change, at the ratio of the rates; `published`: along its own."""
+    """`noised`: along the shared classifier's noisy change, at the ratio of the rates; `published`: along its own.
+
+    Its sum over the 30 samples, too, is divided by the batch size of the settings.
+    """
     changes = {
-        "batch-size": 30,
+        "batch-size": 60,
         "local-epochs": 1,
         "ppsgd.classifier-learning-rate": 0.3,
         "dp.epsilon": 5.0,
@@ -91,7 +94,7 @@ def test_with_noise_the_private_classifier_moves_as_the_setting_says(heads, tmp_
     model.load_state_dict(initial_model(member), assign=True)
     loss = functional.cross_entropy(model(data.train_images), data.train_labels)
     gradients = torch.autograd.grad(loss, list(model.classifier.parameters()))
-    plain = -0.3 * torch.cat([gradient.flatten() for gradient in gradients])
+    plain = -0.3 * (30 / 60) * torch.cat([gradient.flatten() for gradient in gradients])
     if heads == "noised":
         torch.testing.assert_close(own, 3 * moved, rtol=1e-4, atol=1e-6)
         assert float((own - plain).norm()) > 0.1 * float(plain.norm())
