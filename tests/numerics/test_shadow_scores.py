@@ -7,7 +7,14 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from hyperfl_flwr.attacks.shadow_scores import likelihood_ratios, loss_scores, scaled_confidences
-from hyperfl_flwr.audit.membership.results import LEAST_FALSE_POSITIVES, Outcome, Scored, non_members_needed, outcome
+from hyperfl_flwr.audit.membership.results import (
+    LEAST_FALSE_POSITIVES,
+    Outcome,
+    Scored,
+    is_recognised,
+    non_members_needed,
+    outcome,
+)
 from hyperfl_flwr.audit.membership.shadow_data import draw
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.metrics import intervals, roc
@@ -19,6 +26,22 @@ def test_scaled_confidences_are_those_of_the_softmax() -> None:
     shares = torch.softmax(logits.double(), dim=1)[range(3), labels].numpy()
     np.testing.assert_allclose(scaled_confidences(logits, labels), np.log(shares / (1 - shares)), rtol=1e-12)
     np.testing.assert_allclose(loss_scores(scaled_confidences(logits, labels)), np.log(shares), rtol=1e-12)
+
+
+def test_the_loss_threshold_is_of_the_last_round() -> None:
+    """The confidences of the first round, which say the opposite, do not count."""
+    drawn = np.array([[1, 0], [0, 1], [1, 0], [0, 1]], bool)
+    right, wrong = np.where(drawn, 1.0, -1.0), np.where(drawn, -1.0, 1.0)
+    assert outcome("loss", [np.stack([wrong, right], axis=1)], [drawn]).whole.area() == 1
+    assert outcome("loss", [np.stack([right, wrong], axis=1)], [drawn]).whole.area() == 0
+
+
+@pytest.mark.parametrize(("lowest", "expected"), [(0.49, False), (0.51, True)])
+def test_members_are_recognised_if_an_interval_lies_above_guessing(lowest: float, expected: bool) -> None:
+    guessing = {"auc": {"value": 0.4, "interval": [0.3, 0.5]}}
+    one = {"auc": {"value": 0.6, "interval": [lowest, 0.7]}}
+    for attacks in ({"loss": one, "lira": guessing}, {"loss": guessing, "lira": one}):
+        assert is_recognised({"views": {"server": attacks}}, "server") is expected
 
 
 def test_a_confidence_of_almost_one_stays_finite() -> None:
