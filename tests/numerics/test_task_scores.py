@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.stats import sem, t
 from sklearn.metrics import (
     balanced_accuracy_score,
     f1_score,
@@ -78,8 +79,8 @@ def test_label_scores_are_those_of_scikit_learn() -> None:
     assert found.auc == pytest.approx(roc_auc_score(truth, shares, average="macro"))
     assert found.majority_share == pytest.approx(np.maximum(truth.mean(axis=0), 1 - truth.mean(axis=0)).mean())
     assert found.mean_loss == pytest.approx(float(loss_of(OUTPUTS + 2 * (LABELS.double() - 0.5), LABELS)))
-    assert found.interval is not None
-    assert found.interval[0] < found.accuracy < found.interval[1]
+    of_samples = (truth == predicted).mean(axis=1)
+    assert found.interval == pytest.approx(t.interval(0.95, 402, found.accuracy, sem(of_samples)), rel=1e-9)
     assert [row[0] for row in found.details()] == truth.sum(axis=0).tolist()
 
 
