@@ -187,8 +187,13 @@ def test_clients_beyond_max_examples_weigh_the_same():
     received = {"net/x": np.zeros(1)}
     encoding = encoding_of(received, Reduction.MEAN_BY_EXAMPLES, num_clients=2, max_examples=100)
     assert encoding.weight(Reduction.MEAN_BY_EXAMPLES, 10**12) == encoding.weight(Reduction.MEAN, 1) == 1
-    total, _ = sum_of(encoding, [({"net/x": np.full(1, 0.3)}, 10**6), ({"net/x": np.full(1, 0.1)}, 50)])
+    clients = [({"net/x": np.full(1, 0.3)}, 10**6), ({"net/x": np.full(1, 0.1)}, 50)]
+    total, _ = sum_of(encoding, clients)
     assert encoding.decode(total, 2, 150)["net/x"] == pytest.approx([(0.3 * 100 + 0.1 * 50) / 150], rel=1e-6)
+    node = EncodedSum(encoding, 0.0)
+    for arrays, examples in clients:
+        node.add(arrays, examples)
+    assert (node.num_examples, node.vector.tolist()) == (150, total.tolist())
 
 
 def test_running_statistics_of_batch_norm():
