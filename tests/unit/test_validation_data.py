@@ -24,6 +24,7 @@ SETTINGS = RunConfig.from_flat(small_settings()).data_settings()
 def test_validation_data_are_a_part_of_the_training_data():
     """A quarter of the 40 samples, 10, are validation data, whose images are tested on; 30 stay for training."""
     plain, held = load_federated_data(SETTINGS), load_federated_data(replace(SETTINGS, validation_fraction=0.25))
+    places = set()
     for client in range(SETTINGS.num_clients):
         train, validation = held.train_indices(client), held.test_indices(client)
         assert (len(train), len(validation)) == (30, 10)
@@ -31,6 +32,8 @@ def test_validation_data_are_a_part_of_the_training_data():
         expected = dict(zip(plain.train_indices(client).tolist(), plain.client(client).train_images, strict=True))
         images = torch.stack([expected[index] for index in validation.tolist()])
         assert torch.equal(held.client(client).test_images, images)
+        places.add(tuple(np.searchsorted(plain.train_indices(client), validation).tolist()))
+    assert len(places) == SETTINGS.num_clients  # each client draws its own
     assert held.dataset.test is plain.dataset.train
     assert not np.array_equal(held.test_indices(0), held.train_indices(0)[:10])
 
@@ -116,6 +119,17 @@ def test_a_small_natural_client_has_a_validation_sample(tmp_path):
         DataError, match=r"makes 1 of the 1 training samples of client 0 .*leave out clients with a single"
     ):
         load(clients[1:])
+
+
+def test_each_natural_client_holds_back_its_share_of_whole_groups(tmp_path):
+    """Of ten groups of four samples two, whatever the classes are."""
+    groups, path, rng = np.repeat(np.arange(50), 4), tmp_path / "x.npz", np.random.default_rng(0)
+    features = {"features": rng.random((200, 4)), "test_features": rng.random((4, 4))}
+    labels = {"labels": np.arange(200) % 2, "test_labels": np.arange(4) % 2}
+    np.savez(path, clients=groups // 10, groups=groups, test_groups=np.arange(50, 54), **labels, **features)
+    changes = {"dataset": f"npz:{path}", "partition": "natural", "num_clients": 5, "train_samples": "auto"}
+    data = load_federated_data(replace(SETTINGS, validation_fraction=0.2, **changes))
+    assert [len(data.test_indices(client)) for client in range(5)] == [8] * 5
 
 
 @pytest.mark.parametrize("fraction", [1e-9, 0.02, 0.98, 1 - 1e-9])
