@@ -100,6 +100,12 @@ def test_the_predictor_uses_the_clients_own_training_samples(tmp_path):
         assert found[f"{kind}-loss"] == pytest.approx(float(loss), rel=1e-5)
 
 
+@pytest.mark.parametrize(("size", "share", "number"), [(30, 1 / 3, 10), (10, 0.99, 9), (1, 0.9, 0), (0, 0.5, 0)])
+def test_all_samples_but_one_are_held_back_at_most(size, share, number, tmp_path):
+    data = full_batch_client(KNNPerClient, tmp_path).context.data
+    assert data.with_training(torch.arange(size)).num_held_back(share) == number
+
+
 def test_held_back_samples_are_neither_trained_on_nor_neighbours(tmp_path):
     """A third of 30 samples: the same ones in every round. The number that is reported stays that of all samples."""
     member = full_batch_client(KNNPerClient, tmp_path, **{"knn-per.held-back": 1 / 3, "local-epochs": 1})
