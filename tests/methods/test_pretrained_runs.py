@@ -17,6 +17,7 @@ from federations import Call
 from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 
+import hyperfl_flwr as hyperfl
 from clients.novel.node import check_body
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.config.node_config import NodeConfig
@@ -155,6 +156,19 @@ def own_digits(path: Path) -> Path:
     parts = {"images": images[:40], "labels": digits.target[:40]}
     np.savez(path, **parts, test_images=images[40:60], test_labels=digits.target[40:60])
     return path
+
+
+def test_python_predicts_with_weights_from_elsewhere(federate: Federate, weights: Path, tmp_path: Path) -> None:
+    """`Run.predict` takes their file, when that which the run names has been moved."""
+    named = tmp_path / "named.safetensors"
+    named.write_bytes(weights.read_bytes())
+    run, samples = hyperfl.Run(federate("fedavg", **settings(named))), own_digits(tmp_path / "mine.npz")
+    before = run.predict(samples, 1, device="cpu")
+    named.rename(tmp_path / "moved.safetensors")
+    after = run.predict(samples, 1, device="cpu", weights=tmp_path / "moved.safetensors")
+    assert after.outputs.tolist() == before.outputs.tolist()
+    with pytest.raises(ConfigError, match=r"named\.safetensors"):
+        run.predict(samples, 1, device="cpu")
 
 
 @pytest.mark.parametrize("method", ["hyperfl", "pfedhn"])
