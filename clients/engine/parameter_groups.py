@@ -157,7 +157,9 @@ class ParameterGroups:
         arrays = self._private_arrays()
         if self.best is not None:
             arrays |= self.best.to_store()
-        if not must_finish and (key := not_finite(arrays)):
+        # An error on validation data may be infinite; a failure would tell the server so, without noise.
+        parameters = {key: value for key, value in arrays.items() if key != BestModel.FACTS}
+        if not must_finish and (key := not_finite(parameters)):
             raise diverged(key)
         self.context.state.save(version, arrays)
         self.context.state.forget_before(version, but=kept)

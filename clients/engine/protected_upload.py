@@ -37,11 +37,12 @@ class ProtectedUpload:
     def must_finish(self) -> bool:
         """Whether a client that has diverged finishes its round without a change, and does not fail.
 
-        Where an ε is stated for its whole upload, a failure would leave the node without noise: a server could craft a
-        model that overflows only if a certain record is there.
+        Where an ε is stated for its whole upload, or the owner limits it, a failure would leave the node without noise:
+        a server could craft a model, or a normalisation, that overflows only if a certain record is there.
         """
-        config = self.context.config
-        return config.privacy.protects_clients or config.weight_epsilon > 0
+        config, budget = self.context.config, self.context.budget
+        is_limited = budget is not None and budget.max_epsilon is not None
+        return is_limited or config.privacy.protects_clients or config.weight_epsilon > 0
 
     @classmethod
     def reductions(cls, config: RunConfig) -> Mapping[str, Reduction]:

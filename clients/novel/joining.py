@@ -40,6 +40,7 @@ from hyperfl_flwr.models.standalone import FACTS, PARAMETERS, SCRIPT, STEM, sour
 from hyperfl_flwr.node.cohort import failure_of
 from hyperfl_flwr.node.private_state import INITIAL, PrivateState
 from hyperfl_flwr.node.received_models import ReceivedModels
+from hyperfl_flwr.privacy.budget import PrivacyBudget
 from hyperfl_flwr.protocol.arrays import SharedArrays, by_number, diverged, layout_problem, not_finite, per_client_key
 from hyperfl_flwr.protocol.messages import (
     CLIENTS,
@@ -215,9 +216,17 @@ class JoiningNode:
                 target_std=recipe.target_std,
                 features=recipe.features,
                 checks=checks,
-                budget=None if step.is_last else budget_of_node(self.node, JOIN),  # nothing is sent after the last step
+                budget=self._budget(step),
             )
         )
+
+    def _budget(self, step: JoiningStep) -> PrivacyBudget | None:
+        """Return the record of what the step spends; None after the last one, of which no arrays are sent.
+
+        Not with `max-epsilon`: whether such a training ends in finite numbers is an answer, too, and the server says
+        which step is the last one.
+        """
+        return None if step.is_last and self.node.max_epsilon is None else budget_of_node(self.node, JOIN)
 
 
 def refuse_unjoined_model(output: Path) -> None:

@@ -20,7 +20,8 @@ from hyperfl_flwr.contract.leaks import leaks
 from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.registry import load_dataset
-from hyperfl_flwr.protocol.messages import PER_CLIENT_ARRAYS, PROPERTIES, record_of
+from hyperfl_flwr.privacy.budget import NEEDS_BOUND
+from hyperfl_flwr.protocol.messages import CLIENTS, PER_CLIENT_ARRAYS, PROPERTIES, Report, record_of
 from hyperfl_flwr.protocol.queries import JOIN
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
@@ -191,6 +192,24 @@ def test_nodes_with_owners_join(run: Path, mine: Path, tmp_path: Path) -> None:
     with pytest.raises(RunFailedError, match=r"1 of 2 novel .*; client 0: the owner .* has set max-epsilon"):
         list(join_nodes(OwnedGrid(careful, config.flat()), config))
     assert not (tmp_path / "careful" / "model.safetensors").exists()
+
+
+def test_the_last_step_is_refused_with_a_privacy_budget(run: Path, mine: Path, tmp_path: Path) -> None:
+    """No arrays leave in it, but whether the training ends in finite numbers does; and the server names it the last."""
+    node = node_of(mine, tmp_path / "out", **{"state-dir": str(tmp_path / "state")})
+    grid, sent = HearingGrid(node), list[Message]()
+    answer = grid.answer
+
+    def heard(message: Message) -> Message:
+        sent.append(message)
+        return answer(message)
+
+    grid.answer = heard  # type: ignore[method-assign]
+    open_joinable(run).join(grid, 1)
+    careful = node | {"novel-output": str(tmp_path / "careful"), "max-epsilon": 4.0}
+    reply = InProcessGrid(app, 1, {}, careful).answer(sent[-1])
+    report = Report.from_record(record_of(reply.content, CLIENTS, ConfigRecord))
+    assert [failure.reason for failure in report.failures] == [NEEDS_BOUND]
 
 
 def test_a_node_that_claims_another_ones_number_takes_nothing_from_it(run: Path, mine: Path, tmp_path: Path) -> None:
