@@ -25,7 +25,7 @@ from hyperfl_flwr.launch.plans import AUTO, IN_PROCESS, RAY, Plan, SimulationPla
 from hyperfl_flwr.launch.ray_cluster.hosts import Cluster
 from hyperfl_flwr.launch.settings import check_resume, requested, without_effect
 from hyperfl_flwr.launch.simulation_plan import simulation_plan
-from hyperfl_flwr.launch.warnings import partition_warnings
+from hyperfl_flwr.launch.warnings import partition_warnings, protection_warnings
 from hyperfl_flwr.models.provenance import travelling_sources
 from hyperfl_flwr.runs.resume import refuse_other_nodes
 from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest
@@ -71,7 +71,8 @@ def plan(
     device = resolve_device(config.device).type if cluster is None else _device_of(cluster, config.device)
     data = load_federated_data(config.data_settings())
     check_run(config, data.dataset.input_shape, data.dataset.num_classes)
-    notes = [*without_effect(changes, config.method), *partition_warnings(changes, data), *label_notes(data)]
+    ignored = [*without_effect(changes, config.method), *protection_warnings(changes, config)]
+    notes = [*ignored, *partition_warnings(changes, data), *label_notes(data)]
     return simulation_plan(config, data, num_nodes, engine, device, cluster, notes)
 
 
@@ -153,6 +154,7 @@ def plan_deployed(num_nodes: int, changes: Mapping[str, Scalar]) -> Plan:
     check_enough_nodes(config, min(chosen, config.num_clients))
     warnings = [
         *without_effect(changes, config.method),
+        *protection_warnings(changes, config),
         *strategy_of(config.method).warnings(resolved(config)),
     ]
     return Plan(settings=config.flat(), sources=travelling_sources(config.flat()), warnings=warnings)

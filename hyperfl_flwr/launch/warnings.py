@@ -65,6 +65,27 @@ def partition_warnings(changes: Mapping[str, Scalar], data: FederatedData) -> li
     ]
 
 
+def protection_warnings(changes: Mapping[str, Scalar], config: RunConfig) -> list[str]:
+    """Return a warning for each changed setting of a protection that is switched off.
+
+    Args:
+        changes: Settings that the user has given.
+        config: The run's settings.
+    """
+    default = default_settings()
+    off = {
+        "dp.": "" if config.dp.epsilon else "dp.epsilon = 0, which trains without noise; set it above 0",
+        "secagg.": "" if config.secagg.enabled else "secagg.enabled = false: the server sees each node's sums; set it",
+        "privacy.delta": "" if config.privacy.protects_clients else "privacy.unit = none, for which no epsilon holds",
+    }
+    return [
+        f"{key} has no effect with {reason}"
+        for start, reason in off.items()
+        for key in sorted(changes)
+        if reason and key.startswith(start) and key in default and changes[key] != default[key]
+    ]
+
+
 def adversary_warnings(config: RunConfig, num_nodes: int) -> list[str]:
     """Return the warning for a run with an attack but without a malicious node; usually none.
 

@@ -51,13 +51,22 @@ def test_a_partition_that_client_ids_replace_is_named(make_settings: Make, file:
         ({"data.dirichlet-alpha": 0.1}, "data.dirichlet-alpha has no effect with the partition similarity; it is a "),
         ({"data.shards-per-client": 3, "data.partition": "iid"}, "data.shards-per-client has no effect with the parti"),
         ({"dp.epsilon": 0.0}, "dp.epsilon = 0 switches differential privacy off"),
+        ({"dp.delta": 1e-6, "dp.heads": "noised"}, "dp.delta has no effect with dp.epsilon = 0, which trains without "),
+        (
+            {"secagg.min-cohort": 4},
+            "secagg.min-cohort has no effect with secagg.enabled = false: the server sees each ",
+        ),
+        ({"privacy.clip-norm": 1.0, "privacy.delta": 1e-6}, "privacy.delta has no effect with privacy.unit = none"),
     ],
 )
 def test_settings_without_effect_are_named(make_settings: Make, changes: dict[str, Scalar], text: str) -> None:
     changes = {"num-clients": 2, **changes}
     warned = plan({"output": make_settings()["output"], **changes}).warnings
     assert len([warning for warning in warned if warning.startswith(text)]) == 1
-    used = plan({"output": make_settings()["output"], "num-clients": 2, "data.partition": "dirichlet"}).warnings
+    used = plan({
+        "output": make_settings()["output"], "num-clients": 4, "data.partition": "dirichlet", "dp.epsilon": 4.0,
+        "dp.delta": 1e-6, "method": "fedavg", "secagg.enabled": True, "secagg.range": 5.0,
+    }, num_nodes=4).warnings  # fmt: skip
     assert not [warning for warning in used if "no effect" in warning or "switches" in warning]
 
 
