@@ -33,7 +33,7 @@ from hyperfl_flwr.runs.run_directory import read_metrics, trained_settings
 from hyperfl_flwr.runs.run_sources import method_of
 
 REPEATED = "messages that were delivered twice, which only the nodes count (hyperfl dp --spent)"
-"""What the epsilon of records does not cover where clients do not report their noisy steps."""
+"""What an epsilon does not cover where clients add the noise, and do not report how often."""
 
 OF_PUBLISHED_HEADS = (
     "with dp.heads=published a record moves its client's classifier, and the classifier moves the gradients of all "
@@ -150,7 +150,7 @@ def _of_weights(run: Path) -> PrivacyStatement:
         crowd=min((release.crowd for release in releases), default=None),
         weights=max((release.weights for release in releases), default=None),
         weight_epsilon=max((release.weight_epsilon for release in releases), default=None),
-        not_covered=(*NEVER_COVERED, OWN_MODEL),
+        not_covered=(*NEVER_COVERED, OWN_MODEL, REPEATED),
     )
 
 
@@ -187,7 +187,7 @@ def _of_clients(run: Path, settings: Mapping[str, Scalar]) -> PrivacyStatement:
         accountant=ACCOUNTANTS[noise],
         horizon=len(releases),
         crowd=min((release.crowd for release in releases), default=None),
-        not_covered=(*NEVER_COVERED, OWN_MODEL, *TRUSTED[noise]),
+        not_covered=(*NEVER_COVERED, OWN_MODEL, *TRUSTED[noise], *((REPEATED,) if noise == "local" else ())),
         reason=reason,
     )
 

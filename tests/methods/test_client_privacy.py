@@ -21,7 +21,7 @@ from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.contract.base import Federate
 from hyperfl_flwr.contract.folders import exact, last_checkpoint, metrics, private_arrays
-from hyperfl_flwr.contract.grids import Settings
+from hyperfl_flwr.contract.grids import RepeatingGrid, Settings
 from hyperfl_flwr.core.errors import ConfigError, RunFailedError
 from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.methods import METHODS
@@ -429,6 +429,17 @@ def test_an_upload_that_is_sent_again_counts(noise: str, rounds: list[int], fede
     if noise == "local":
         record = read_record(run / "clients" / "privacy.jsonl")
         assert max(Counter(entry.client for entry in record).values()) == len(rounds)
+
+
+@pytest.mark.parametrize("noise", ["local", "server"])
+def test_an_upload_of_a_message_that_is_delivered_twice_is_not_covered(noise: str, federate: Federate) -> None:
+    """The server does not know of it, the nodes do; noise on the sum is drawn once."""
+    run = federate("fedavg", NODES, grid=RepeatingGrid, **noisy(noise, target="mlp"))
+    entry = privacy_of(run)
+    assert entry["horizon"] == 1
+    assert any("delivered twice" in each for each in entry["not_covered"]) == (noise == "local")
+    record = read_record(run / "clients" / "privacy.jsonl")
+    assert set(Counter(line.client for line in record).values()) == {2}
 
 
 class MalformedGrid(InProcessGrid):
