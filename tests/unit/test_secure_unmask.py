@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from flwr.common.serde import recorddict_to_proto
 from secure_steps import (
@@ -149,3 +150,29 @@ def test_a_changed_box_is_named_and_the_others_are_opened(
     content = released(nodes[0], question_for(header, nodes[0], uploads, boxes=boxes))
     answer = release_of(content, digest_of(header, uploads))
     assert (answer.bad, sorted(answer.shares)) == ([3], [0, 1, 2, 4])
+
+
+def test_two_evaluations_tell_the_metrics_of_one_node(tmp_path: Path) -> None:
+    """Stated on the page on secure sums: a model is evaluated twice in a session, the second time without node 4.
+
+    Each node accepts both steps, also with an owner who expects a colluding node and wants three honest ones in a sum.
+    """
+    nodes = nodes_in(tmp_path, 5, max_colluding=1)
+    losses = {node.partition: 1.0 + 0.3 * node.partition**2 for node in nodes}
+    means = []
+    for number, some in ((1, nodes), (2, nodes[:4])):
+        header = header_for(nodes, round=number, phase="evaluate", threshold=4)
+        header = replace(header, nodes=header.nodes[: len(some)])
+        encoding = NumbersEncoding(metrics=METRICS, num_clients=header.num_clients, squares=False)
+        opening = Opening(step=accept(some[0], header), size=0, num_numbers=encoding.size)
+        uploads = {}
+        for node in some:
+            numbers = encoding.encode([{"accuracy": 0.5, "loss": losses[node.partition]}], num_examples=0, saturated=0)
+            uploads[node.partition] = node.mask(accept(node, header), np.zeros(0, np.uint32), numbers)
+            opening.add(node.partition, uploads[node.partition])
+        answers = {
+            node.partition: release_of(released(node, question_for(header, node, uploads)), digest_of(header, uploads))
+            for node in some
+        }
+        means.append(encoding.decode(opening.open(answers)[1]).means["loss"] * len(some))
+    assert means[0] - means[1] == pytest.approx(losses[4], abs=2**-11)
