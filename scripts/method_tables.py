@@ -61,7 +61,7 @@ PRIV_HFL: Mapping[str, Generated] = {
             numbers=OF_ALL_CLASSES,
             papers={"paper": f"{dataset}-0.3"},
         )
-        for dataset in ("mnist", "cifar10")
+        for dataset in ("mnist",)
     },
     "priv-hfl-table-3": Table(
         records="priv-hfl-table-3", column="mnist", numbers=OF_ALL_CLASSES, papers={"paper": "mnist"}
