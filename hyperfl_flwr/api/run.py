@@ -133,20 +133,11 @@ class Run:
             RunDirectoryError: If the run's folder does not have this model, or the path is in use.
             HyperFLError: If a file is missing or damaged.
         """
-        from hyperfl_flwr.results.export import check_output, model_of_run, write_exported
+        from hyperfl_flwr.results.export import check_output, write_exported
 
-        if state not in (None, "personalized", "aggregate"):
-            raise ConfigError(f"state must be personalized or aggregate, got {state!r}")
-        try:
-            client = None if client is None else operator.index(client)  # of numpy, too
-        except TypeError:
-            raise ConfigError(f"client must be a whole number, or None for the global model; got {client!r}") from None
         if path is not None:
             check_output(absolute(path))
-        changes: dict[str, Scalar] = {}
-        if data_root is not None:
-            changes["data-root"] = str(absolute(data_root))
-        found = model_of_run(self.folder, client, state, changes)
+        found = self._model(client, state, _changes(data_root))
         if path is not None:
             write_exported(found, absolute(path))
         return found
@@ -184,18 +175,31 @@ class Run:
         from hyperfl_flwr.core.device import resolve_device
         from hyperfl_flwr.data.sample_format import samples_path
         from hyperfl_flwr.metrics.predictions import predict
-        from hyperfl_flwr.models.provenance import use_weights
         from hyperfl_flwr.results.training_samples import training_digests
 
-        model = self.export(client, state=state, data_root=data_root)
-        changes: dict[str, Scalar] = {} if data_root is None else {"data-root": str(absolute(data_root))}
-        if weights is not None:
-            use_weights(str(absolute(weights)))
+        model = self._model(client, state, _changes(data_root, weights))
         return predict(
             model.tensors,
             model.recipe,
             samples_path(str(data)),
             resolve_device(device),
             convert=convert,
-            trained_on=training_digests(self.folder, changes),
+            trained_on=training_digests(self.folder, _changes(data_root)),
         )
+
+    def _model(self, client: int | None, state: "State | None", changes: dict[str, Scalar]) -> "Exported":
+        from hyperfl_flwr.results.export import model_of_run
+
+        if state not in (None, "personalized", "aggregate"):
+            raise ConfigError(f"state must be personalized or aggregate, got {state!r}")
+        try:
+            client = None if client is None else operator.index(client)  # of numpy, too
+        except TypeError:
+            raise ConfigError(f"client must be a whole number, or None for the global model; got {client!r}") from None
+        return model_of_run(self.folder, client, state, changes)
+
+
+def _changes(data_root: Path | str | None, weights: Path | str | None = None) -> dict[str, Scalar]:
+    """Return the settings of this machine that are given."""
+    given = {"data-root": data_root, "lpm.weights": weights}
+    return {key: str(absolute(path)) for key, path in given.items() if path is not None}

@@ -109,7 +109,7 @@ def test_other_methods_cannot_be_joined(mine: Path, tmp_path: Path, call: Call) 
         able = err.split("use a run of ")[1].split()
         assert {"ditto,", "fedrep,", "hyperfl,", "hyperfl-frozen,"} <= set(able)
         assert "fedavg," not in able
-        assert "or the folder of a run of pfedhn or it-pfl, whose server takes part" in err
+        assert "or the folder of a run of it-pfl or pfedhn, whose server takes part" in err
 
 
 def test_a_place_where_nothing_can_be_made_is_told_before_training(run: Path, mine: Path, call: Call) -> None:
