@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from experiments.number_formats import in_percent, short
+from experiments.number_formats import in_mb, in_percent, short
 from scripts.computed_tables import Convergence, DualCosts
 from scripts.cross_tables import CrossTable, Part
 from scripts.page_tables import Generated, RowTable, Table
@@ -58,10 +58,10 @@ PRIV_HFL: Mapping[str, Generated] = {
         f"priv-hfl-table-2-{dataset}": Table(
             records="priv-hfl-table-2",
             column=f"{dataset}-0.3",
-            numbers=OF_ALL_CLASSES,
+            numbers=OF_ALL_CLASSES | {"MB up": ("bytes_up_per_client_round", in_mb)},
             papers={"paper": f"{dataset}-0.3"},
         )
-        for dataset in ("mnist",)
+        for dataset in ("mnist", "cifar10")
     },
     "priv-hfl-table-3": Table(
         records="priv-hfl-table-3", column="mnist", numbers=OF_ALL_CLASSES, papers={"paper": "mnist"}
