@@ -1,17 +1,14 @@
 """Differential privacy of whole clients: how much noise is in what is released, and what is stated about it."""
 
-import json
-import logging
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from federations import small_settings
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType
+from noisy_clients import CLIPPED, NODES, SUM, C, N, Z, arrays_of, lines, noisy
 from test_secure_runs import dropping
 
 from clients.engine.protected_upload import client_release, protected_upload
@@ -20,58 +17,23 @@ from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.contract.base import Federate
-from hyperfl_flwr.contract.folders import exact, last_checkpoint, metrics, private_arrays
-from hyperfl_flwr.contract.grids import RepeatingGrid, Settings
+from hyperfl_flwr.contract.folders import last_checkpoint, metrics, private_arrays
+from hyperfl_flwr.contract.grids import Settings
 from hyperfl_flwr.core.errors import ConfigError, RunFailedError
-from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.privacy.accounting import client_epsilon
-from hyperfl_flwr.privacy.budget import read_record
 from hyperfl_flwr.privacy.release import Release
-from hyperfl_flwr.protocol.arrays import SharedArrays
-from hyperfl_flwr.protocol.messages import ARRAYS, CLIENTS, CONFIG, Reduction, Report, Request, record_of
+from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.protocol.packing import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.secure_sums.messages import UNMASK
 from hyperfl_flwr.runs.failures import read_failures
 from hyperfl_flwr.runs.observation import load_observation, observation_path
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
-from strategies.engine.recorded import RecordedStrategy
-
-N, NODES, C, Z = 8, 4, 0.5, 1.2
-
-CLIPPED: Settings = {
-    "num_clients": N, "num_rounds": 1, "data.train-samples": 20, "target": "cnn", "privacy.unit": "client",
-    "privacy.clip-norm": C,
-}  # fmt: skip
-"""Settings of a round in which changes are clipped; the target has enough parameters to measure noise."""
-
-SUM: Settings = {"privacy.noise": "sum", "secagg.enabled": True}
-
-
-def noisy(noise: str, **changes: Any) -> Settings:
-    """Return the settings of a round with noise."""
-    secure = SUM if noise == "sum" else {}
-    return CLIPPED | {"privacy.noise": noise, "privacy.noise-multiplier": Z} | secure | changes
-
-
-def arrays_of(run: Path) -> SharedArrays:
-    return last_checkpoint(run)[0]
 
 
 def difference(one: Path, other: Path) -> np.ndarray:
     """Return the difference of the shared parameters of two runs, as a vector."""
     arrays, others = arrays_of(one), arrays_of(other)
     return np.concatenate([(value.astype(float) - others[key]).ravel() for key, value in arrays.items()])
-
-
-def lines(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "privacy.jsonl").read_text().splitlines()]
-
-
-def privacy_of(run: Path) -> dict[str, Any]:
-    entry: dict[str, Any] = json.loads((run / "summary.json").read_text())["privacy"]
-    return entry
 
 
 @pytest.mark.parametrize(
@@ -169,59 +131,6 @@ def test_a_client_that_diverges_finishes_without_a_change(method: str, changes: 
     assert all(np.isfinite(value).all() for arrays in private_arrays(run).values() for value in arrays.values())
 
 
-def crafted(shapes: Mapping[str, tuple[int, ...]]) -> SharedArrays:
-    """Return a perceptron whose first unit is active for bright images alone, and overflows in the layers after it."""
-    state = {key: np.zeros(shape, np.float32) for key, shape in shapes.items()}
-    state["model/extractor.fc1.weight"][0], state["model/extractor.fc1.bias"][0] = 1.0, -50.0
-    state["model/extractor.fc2.weight"][0, 0], state["model/classifier.weight"][0, 0] = 1e18, 1e25
-    return state
-
-
-@pytest.mark.parametrize("method", ["fedavg", "srr-fl"])
-def test_whether_a_record_is_there_does_not_decide_about_a_failure(
-    method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A server sends a model that overflows in training only if one record is there; the node's log alone says so."""
-    caplog.set_level(logging.WARNING)
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 120, (40, 8, 8)).astype(np.uint8)
-    unit = {} if method == "srr-fl" else CLIPPED | {"privacy.noise-multiplier": 30.0}
-    settings = small_settings(method=method, target="mlp") | unit | {
-        "num_clients": 2, "target": "mlp", "data.train-samples": "auto", "data.test-samples": "auto",
-        "data.classes": ",".join("abcdefghij"), "local-epochs": 1, "batch-size": 100, "learning-rate": 1.0,
-    }  # fmt: skip
-    settings = {key.replace("_", "-"): value for key, value in settings.items()}
-    shapes = {
-        f"model/{key}": tuple(value.shape) for key, value in build_target("mlp", (1, 8, 8), 10).state_dict().items()
-    }
-    request = Request(round=1, experiment="a" * 16, run_directory="", clients=[0], versions=[0], kept_versions=[0])
-    reports, uploads, diverged = [], [], []
-    for record in (images[0], np.full((8, 8), 250, np.uint8)):
-        own = np.concatenate([images[1:], record[np.newaxis]])
-        np.savez(
-            tmp_path / "own.npz",
-            images=own,
-            labels=np.arange(40) % 10,
-            test_images=images,
-            test_labels=np.arange(40) % 10,
-        )
-        node = {"state-dir": str(tmp_path / "state"), "data": f"npz:{tmp_path / 'own.npz'}", "max-epsilon": 500.0}
-        grid = InProcessGrid(app, 2, settings, node if method == "fedavg" else node | {"max-epsilon": 1e9})
-        content = RecordDict({ARRAYS: pack_arrays(crafted(shapes)), CONFIG: request.to_record()})
-        caplog.clear()
-        reply = grid.answer(
-            Message(content, dst_node_id=next(iter(grid.get_node_ids())), message_type=MessageType.TRAIN)
-        )
-        assert not reply.has_error(), reply.error
-        reports.append(Report.from_record(record_of(reply.content, CLIENTS, ConfigRecord)))
-        uploads.append(unpack_arrays(record_of(reply.content, ARRAYS, ArrayRecord)))
-        diverged.append("is not finite after training, so the client stays as before it" in caplog.text)
-    assert [report.failures for report in reports] == [[], []]
-    assert reports[0].results == reports[1].results  # without metrics
-    assert all(np.isfinite(value).all() for upload in uploads for value in upload.values())
-    assert diverged == [False, True]
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_reply_that_is_not_finite_is_replaced_by_no_change(value: float) -> None:
     """A method's own reply may overflow where the trained parameters do not."""
@@ -255,100 +164,6 @@ def test_weights_are_equal(method: str) -> None:
     assert Reduction.MEAN_BY_EXAMPLES not in found.values()
     for group, reduction in client.shared.items():
         assert found[group] in (reduction, Reduction.MEAN)
-
-
-@pytest.mark.parametrize("noise", ["server", "local", "sum"])
-@pytest.mark.parametrize("method", ["fedrep", "hyperfl", "hyperfl-frozen", "fedprox"])
-def test_every_release_is_a_line_and_in_the_statement(method: str, noise: str, federate: Federate) -> None:
-    """Two rounds, also with half of the clients in the first: two lines with the crowd, the epsilon of two releases."""
-    embedding = {"hyperfl.embedding": "common-frozen"} if method == "hyperfl" else {}
-    changes = {
-        "target": "mlp",
-        "num_rounds": 2,
-        "fraction_train": 1 if noise == "sum" else 0.5,
-        "privacy.delta": 1e-4,
-        **embedding,
-    }
-    run = federate(method, NODES, **noisy(noise, **changes))
-    crowds = {"server": [4, 8], "local": [1, 1], "sum": [3, 3]}[noise]
-    assert [(line["round"], line["crowd"]) for line in lines(run)] == list(zip((1, 2), crowds, strict=True))
-    entry = privacy_of(run)
-    assert entry["epsilon"] == client_epsilon(Z, 2, 1e-4, noise)
-    assert entry == entry | {
-        "unit": "client", "delta": 1e-4, "noise_multiplier": Z, "clip_norm": C, "horizon": 2, "crowd": crowds[0],
-        "reason": None,
-    }  # fmt: skip
-    assert "metrics and numbers of samples" in entry["not_covered"]
-    stated = f"privacy: epsilon {entry['epsilon']:.2f} at delta 0.0001 of clients over 2 releases"
-    assert stated in (run / "server.log").read_text()
-
-
-def test_epsilon_is_the_known_one(federate: Federate) -> None:
-    """Ten rounds with z = 1: 17.86 with noise from the server, 19.05 with noise in the sum."""
-    quick: Settings = {"target": "mlp", "num_rounds": 10, "privacy.noise-multiplier": 1.0, "data.train-samples": 4}
-    for noise, expected in (("server", 17.86), ("sum", 19.05)):
-        assert privacy_of(federate("fedavg", 3, **noisy(noise, **quick)))["epsilon"] == pytest.approx(
-            expected, abs=0.01
-        )
-
-
-@pytest.mark.parametrize("noise", ["server", "local", "sum"])
-def test_a_round_that_is_repeated_counts_twice(noise: str, federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server is killed after it has released round 2, and before it has stored it: the round gets other noise."""
-    plan = noisy(noise, **{"target": "mlp", "num_rounds": 3, "checkpoint-every": 10})
-    recorded = RecordedStrategy._record_training
-
-    def killed(self: RecordedStrategy, current: int, seconds: float) -> None:
-        if current == 2:
-            raise KeyboardInterrupt
-        recorded(self, current, seconds)
-
-    folder = federate("fedavg", NODES, **plan).parent / "killed"
-    with monkeypatch.context() as patch:
-        patch.setattr(RecordedStrategy, "_record_training", killed)
-        with pytest.raises(KeyboardInterrupt):
-            federate("fedavg", NODES, **plan, output=str(folder))
-    with (folder / "privacy.jsonl").open("a") as file:
-        file.write('{"round": 2')  # of a line that was being written
-    run = federate("fedavg", NODES, **plan, output="", resume=str(folder))
-    assert [line["round"] for line in lines(run)] == [1, 2, 2, 3]
-    entry = privacy_of(run)
-    assert (entry["horizon"], entry["epsilon"]) == (4, client_epsilon(Z, 4, 1e-5, noise))
-
-
-def test_a_resumed_run_continues_from_the_noisy_state(federate: Federate) -> None:
-    """The checkpoint after every round is what the clients are sent, so that no round is released again."""
-    plan = noisy("server", **{"target": "mlp", "checkpoint-every": 10})
-    short = federate("fedavg", **plan, output="")
-    before = exact(arrays_of(short))
-    run = federate("fedavg", **plan | {"num_rounds": 2}, output="", resume=str(short))
-    assert exact(last_checkpoint(run)[0]) != before
-    assert [line["round"] for line in lines(run)] == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({}, "nothing is clipped, and no noise is added"),
-        (
-            {"privacy.clip-norm": 1.0, "privacy.noise-multiplier": 0.1},
-            "without privacy.unit=client, clipping and noise",
-        ),
-        ({"privacy.clip-norm": 1.0, "privacy.unit": "client"}, "no noise is added"),
-        ({"privacy.clip-norm": 1.0, "privacy.unit": "client", "privacy.noise-multiplier": 1e-4}, "the noise is too"),
-    ],
-)
-def test_without_a_guarantee_epsilon_is_null_and_the_reason_is_given(
-    changes: Settings, reason: str, federate: Federate
-) -> None:
-    run = federate("fedavg", num_rounds=1, target="mlp", **changes)
-    entry = privacy_of(run)
-    assert entry["epsilon"] is None
-    assert entry["reason"].startswith(reason)
-    assert entry["unit"] == changes.get("privacy.unit", "none")
-    assert (run / "privacy.jsonl").exists() == ("privacy.unit" in changes)
-    log = (run / "server.log").read_text()
-    assert ("privacy: no epsilon" in log) == bool(changes)
 
 
 BATCHNORM = "own_networks:with_batchnorm"
@@ -403,43 +218,6 @@ def test_noise_is_no_change_that_is_too_long(federate: Federate) -> None:
     for unit in ("client", "none"):
         run = federate("fedavg", **noisy("local", **{"target": "mlp", "privacy.unit": unit, "max-update-ratio": 1.0}))
         assert read_failures(run) == []
-
-
-class DyingGrid(InProcessGrid):
-    """The processes of two nodes die in round 1 after they have uploaded; their messages are sent again."""
-
-    def __init__(self, num_nodes: int, settings: Settings) -> None:
-        super().__init__(app, num_nodes, settings, {"simulated": True})
-        self.dying = {1001, 1002}
-
-    def answer(self, message: Message) -> Message:
-        reply = super().answer(message)
-        if message.metadata.message_type == MessageType.TRAIN and message.metadata.dst_node_id in self.dying:
-            self.dying.remove(message.metadata.dst_node_id)
-            return Message(Error(code=ErrorCode.UNKNOWN, reason="died"), reply_to=message)
-        return reply
-
-
-@pytest.mark.parametrize(("noise", "rounds"), [("local", [1, 1, 2]), ("server", [1, 2]), ("sum", [1, 2])])
-def test_an_upload_that_is_sent_again_counts(noise: str, rounds: list[int], federate: Federate) -> None:
-    """No client uploads more than twice in the round. Noise on the sum is drawn once."""
-    run = federate("fedavg", NODES, grid=DyingGrid, **noisy(noise, target="mlp", num_rounds=2))
-    assert [line["round"] for line in lines(run)] == rounds
-    assert privacy_of(run)["epsilon"] == client_epsilon(Z, len(rounds), 1e-5, noise)
-    if noise == "local":
-        record = read_record(run / "clients" / "privacy.jsonl")
-        assert max(Counter(entry.client for entry in record).values()) == len(rounds)
-
-
-@pytest.mark.parametrize("noise", ["local", "server"])
-def test_an_upload_of_a_message_that_is_delivered_twice_is_not_covered(noise: str, federate: Federate) -> None:
-    """The server does not know of it, the nodes do; noise on the sum is drawn once."""
-    run = federate("fedavg", NODES, grid=RepeatingGrid, **noisy(noise, target="mlp"))
-    entry = privacy_of(run)
-    assert entry["horizon"] == 1
-    assert any("delivered twice" in each for each in entry["not_covered"]) == (noise == "local")
-    record = read_record(run / "clients" / "privacy.jsonl")
-    assert set(Counter(line.client for line in record).values()) == {2}
 
 
 class MalformedGrid(InProcessGrid):
