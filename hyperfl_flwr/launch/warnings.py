@@ -75,7 +75,9 @@ def protection_warnings(changes: Mapping[str, Scalar], config: RunConfig) -> lis
     default = default_settings()
     off = {
         "dp.": "" if config.dp.epsilon else "dp.epsilon = 0, which trains without noise; set it above 0",
-        "secagg.": "" if config.secagg.enabled else "secagg.enabled = false: the server sees each node's sums; set it",
+        "secagg.": ""
+        if config.secagg.enabled
+        else "secagg.enabled = false; set it to true, or the server sees each node's sums",
         "privacy.delta": "" if config.privacy.protects_clients else "privacy.unit = none, for which no epsilon holds",
     }
     return [

@@ -54,7 +54,7 @@ def test_a_partition_that_client_ids_replace_is_named(make_settings: Make, file:
         ({"dp.delta": 1e-6, "dp.heads": "noised"}, "dp.delta has no effect with dp.epsilon = 0, which trains without "),
         (
             {"secagg.min-cohort": 4},
-            "secagg.min-cohort has no effect with secagg.enabled = false: the server sees each ",
+            "secagg.min-cohort has no effect with secagg.enabled = false; set it to true, or the ",
         ),
         ({"privacy.clip-norm": 1.0, "privacy.delta": 1e-6}, "privacy.delta has no effect with privacy.unit = none"),
     ],
