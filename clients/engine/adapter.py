@@ -43,7 +43,7 @@ class Cohort:
         trainer: Trainer of the clients in a message.
         reductions: Reduction of each shared group.
         send_details: Whether the text and traceback of a failure are sent to the server.
-        sends_metrics: Whether replies hold the clients' metrics, which have no noise; secure sums always hold theirs.
+        sends_metrics: Whether replies hold the clients' metrics; `secure` decides for itself.
         secure: The node's side of secure sums; None if the server sees each node's sums.
         cross_site: Whether the clients' models may be sent, and models of others evaluated.
     """

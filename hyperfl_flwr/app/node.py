@@ -48,7 +48,7 @@ from hyperfl_flwr.node.secure_sums import SecureTerms
 from hyperfl_flwr.privacy.secret_rotation import read_key, run_key
 from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.messages import Request
-from hyperfl_flwr.protocol.queries import CROSS_SITE
+from hyperfl_flwr.protocol.queries import CROSS_SITE, WITHHOLDS_METRICS
 from hyperfl_flwr.protocol.secure_sums.header import Phase, settings_digest
 
 
@@ -156,7 +156,7 @@ class NodeApp:
             if self.keeps_model:
                 setting = replace(setting, keeps_model=True, trained_on=partial(data.train_digests, client))
             made = client_class(with_adversary(setting, is_malicious=self.is_malicious))
-            made.require_size(scores=self.node.max_epsilon is None)
+            made.require_size(scores=self.node.sends_metrics)
             return made
 
         return adapter.Cohort(
@@ -164,8 +164,7 @@ class NodeApp:
             trainer=trainer_of(client_class, self.config, self.device, make_client),
             reductions=client_class.reductions(self.config),
             send_details=self.simulated,
-            # Metrics of chosen parameters on few samples would reveal these samples, at no cost in the record.
-            sends_metrics=self.node.max_epsilon is None,
+            sends_metrics=self.node.sends_metrics,
             secure=self._secure_cohort() if self.config.secagg.enabled else None,
             cross_site=cross_site,
         )
@@ -287,12 +286,13 @@ class NodeApp:
             **data_properties(data, self.clients, simulated=self.simulated, sizes=sizes),
         }
         if needs_files(self.config.target):
-            build_target(
-                self.config.target, data.dataset.input_shape, data.dataset.num_classes
-            )  # raises if the network does not fit
+            # Raises if the network does not fit.
+            build_target(self.config.target, data.dataset.input_shape, data.dataset.num_classes)
             properties["model"] = network_hash(self.config.target, self.config.lpm.weights)
         if self.cross_site:
             properties[CROSS_SITE] = True
+        if not self.node.sends_metrics:
+            properties[WITHHOLDS_METRICS] = True
         if source := method_hash(self.config.method):
             properties["method"] = source
         if self.simulated:

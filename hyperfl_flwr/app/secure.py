@@ -88,6 +88,7 @@ def secure_node(node: NodeConfig, num_nodes: int) -> SecureNode:
         identity=identity,
         min_cohort=node.min_cohort,
         max_colluding=colluding,
+        sends_metrics=node.sends_metrics,
     )
 
 

@@ -106,6 +106,15 @@ class NodeConfig(NodeKeys):
         """Whether all of the node's data are one client's, under whatever number of the node."""
         return self.has_local_data or bool(self.novel_data or self.join_data)
 
+    @property
+    def sends_metrics(self) -> bool:
+        """Whether the clients' metrics may leave the node, which have no noise.
+
+        Not with `max_epsilon`: metrics of parameters that the server chooses would reveal samples, at no cost in the
+        record, and so would those in a secure sum, by the difference of two sums.
+        """
+        return self.max_epsilon is None
+
     def applied_to(self, run_config: Mapping[str, Scalar]) -> RunConfig:
         """Return the run's settings, overridden by the node's.
 

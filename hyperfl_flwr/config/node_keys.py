@@ -131,8 +131,8 @@ class NodeKeys(Section):
         "Largest ε that the uploads of a client of this node may spend, over all runs that `privacy.jsonl` in "
         "`state-dir` has recorded. The node refuses an upload that would exceed it, and every upload whose ε it cannot "
         "bound itself: without noise, or with noise that only the server adds; `privacy.noise = sum` needs "
-        "`peers-file`. The node then does not send its clients' metrics, since these have no noise; secure sums still "
-        "contain them. Not given: no limit.",
+        "`peers-file`. The node then does not send its clients' metrics, since these have no noise, and secure sums "
+        "with it contain none. Not given: no limit.",
         values="number > 0",
     )
     max_epsilon_delta: Probability = setting(1e-5, "Privacy parameter δ that belongs to `max-epsilon`.")

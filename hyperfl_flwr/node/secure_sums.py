@@ -83,6 +83,7 @@ class SecureNode:
         identity: Its private identity key; None to sign nothing.
         min_cohort: Least number of honest nodes in a sum, at least 2.
         max_colluding: Number of nodes that may collude with the server.
+        sends_metrics: Whether metrics of its clients may be part of a sum.
     """
 
     partition: int
@@ -92,6 +93,7 @@ class SecureNode:
     identity: ec.EllipticCurvePrivateKey | None
     min_cohort: int
     max_colluding: int
+    sends_metrics: bool = True
 
     def key_properties(self, session: str) -> dict[str, str]:
         """Return the handshake properties of a session: the node's public key, and its identity's signature.
@@ -128,7 +130,7 @@ class SecureNode:
         self._check_nodes(header, terms.num_clients)
         self._check_keys(header)
         self._check_crowd(header)
-        self._check_squares(header)
+        self._check_metrics(header)
         _check_settings(header, terms, phase)
         if PER_CLIENT_ARRAYS in content:
             _refuse("a secure sum has no arrays for single clients")
@@ -199,8 +201,10 @@ class SecureNode:
                 f"min-cohort = {self.min_cohort}; let more nodes take part, or raise secagg.threshold"
             )
 
-    def _check_squares(self, header: Header) -> None:
-        """Refuse sums of squares of metrics in which an attacker may know all but a few nodes."""
+    def _check_metrics(self, header: Header) -> None:
+        """Refuse metrics that must not leave, and squares of which an attacker may know all but a few nodes."""
+        if header.metrics and not self.sends_metrics:
+            _refuse("the step sums metrics, which have no noise, but the owner of this node has set max-epsilon")
         unknown = unknown_nodes(len(header.nodes), header.threshold, self.max_colluding)
         if header.squares and unknown < SQUARES_FROM:
             _refuse(

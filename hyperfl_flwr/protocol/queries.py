@@ -41,6 +41,10 @@ correctly classified test samples of each, `CORRECT` int64 [M]."""
 CROSS_SITE, PERSONALIZED = "cross-site", "personalized"
 """Name of the handshake property of a node that answers these two queries, and group of a personalized model."""
 
+WITHHOLDS_METRICS = "withholds-metrics"
+"""Name of the handshake property of a node that sends no metrics of its clients, and takes part in no secure sum of
+metrics: its owner has set `max-epsilon`."""
+
 PERSONALIZE = "query.personalize"
 """Sends a novel node the model that was generated for it, `model/name`; the reply has no arrays. This message, and
 DESCRIBE to a novel node, hold the values of `hyperfl_flwr.models.model_spec.Recipe.values` in the record `RECIPE`."""

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord
 from hyperfl_flwr.core.packages.versions import differing
 from hyperfl_flwr.protocol.hosting import MOST_NODES
 from hyperfl_flwr.protocol.messages import DATA_VERSION, NUM_EXAMPLES, PROPERTIES, printable, record_of
-from hyperfl_flwr.protocol.queries import COLUMNS, CROSS_SITE, NOVEL, PROBLEM
+from hyperfl_flwr.protocol.queries import COLUMNS, CROSS_SITE, NOVEL, PROBLEM, WITHHOLDS_METRICS
 from hyperfl_flwr.protocol.secure_sums.keys import is_key
 from hyperfl_flwr.protocol.secure_sums.messages import KEY, SIGNATURE
 from hyperfl_flwr.server.exchange import Exchange
@@ -55,6 +55,7 @@ KINDS: Mapping[str, Callable[[Any], bool]] = {
     "data-reuse": _is_text,
     "threads": _is_count,
     CROSS_SITE: lambda value: type(value) is bool,
+    WITHHOLDS_METRICS: lambda value: type(value) is bool,
     COLUMNS: lambda value: _is_text(value) and bool(re.fullmatch("[0-9a-f]{64}", value)),
     DATA_VERSION: lambda value: _is_text(value) and bool(re.fullmatch("[0-9a-f]{64}", value)),
     "augmentation": _is_text,
@@ -95,10 +96,23 @@ class Node:
         return {} if counts is None else dict(zip(self.clients, counts, strict=True))
 
     @property
-    def other_versions(self) -> str:
-        """Packages with another version than on this machine, as a text for people; empty if there are none."""
+    def remarks(self) -> list[str]:
+        """What the operator should know about the node, a sentence each."""
+        remarks = []
         there = dict(text.split(" ", 1) for text in self.properties.get("versions", ()) if " " in text)
-        return ", ".join(f"{name} {printable(version)} (here {own})" for name, version, own in differing(there))
+        if other := ", ".join(f"{name} {printable(version)} (here {own})" for name, version, own in differing(there)):
+            remarks.append(f"node {self.partition} runs {other}: results may differ")
+        if self.withholds_metrics:
+            remarks.append(
+                f"node {self.partition} sends no metrics, since its owner has set max-epsilon; secure sums with it "
+                f"contain none"
+            )
+        return remarks
+
+    @property
+    def withholds_metrics(self) -> bool:
+        """Whether the node takes part in no secure sum of metrics."""
+        return bool(self.properties.get(WITHHOLDS_METRICS))
 
 
 @dataclass(frozen=True, kw_only=True)

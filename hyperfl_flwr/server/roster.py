@@ -205,11 +205,10 @@ class Roster:
         self._report_changes(reason)
 
     def _report_changes(self, reason: str) -> None:
-        versions = [(node.partition, node.other_versions) for node in self.federation.nodes]
-        warnings = [f"node {number} runs {other}: results may differ" for number, other in versions if other]
+        remarks = [remark for node in self.federation.nodes for remark in node.remarks]
         suggestions = [f"the nodes' data would agree with {self._suggestion}"] if self._suggestion else []
         others = [answer for answer in self._requests.answers.values() if isinstance(answer, Bystander)]
-        for line in (notes := [*map(str, (*self.refused, *others)), *suggestions, *warnings]):
+        for line in (notes := [*map(str, (*self.refused, *others)), *suggestions, *remarks]):
             if line not in self._announced_notes:
                 self._announce(line)
         self._announced_notes = set(notes)

@@ -159,11 +159,8 @@ class SecureStep:
         reply = SecureReply.of(content)
         if reply.transcript != self._opening.step.transcript:
             raise ValueError("its reply belongs to another step")
-        if sorted([*reply.finished, *reply.failed]) != list(clients):
-            raise ValueError(
-                f"the reply is about the clients {sorted([*reply.finished, *reply.failed])}, but the message was about "
-                f"{list(clients)}"
-            )
+        if (about := sorted([*reply.finished, *reply.failed])) != list(clients):
+            raise ValueError(f"the reply is about the clients {about}, but the message was about {list(clients)}")
         if (reply.upload is None) != (not reply.finished):
             raise ValueError("a reply must have an upload if a client finished, and none otherwise")
         if reply.upload is not None:
@@ -283,6 +280,7 @@ def _header_of(
         for node, request in sorted(requests, key=lambda pair: pair[0].partition)
     )
     threshold = settings.threshold_of(num_nodes, len(rows))
+    is_silent = any(node.withholds_metrics for node, _ in requests)
     # A node's owner may expect more colluding nodes than the run, and refuse what would be too few for that.
     colluding = max(settings.colluding_of(num_nodes), usual_colluding(num_nodes))
     return Header(
@@ -293,7 +291,7 @@ def _header_of(
         nodes=rows,
         threshold=threshold,
         max_examples=settings.max_examples_of(context.federation.num_examples.values()),
-        metrics=tuple(secure.metric_names(phase, requests[0][1].round)),
+        metrics=() if is_silent else tuple(secure.metric_names(phase, requests[0][1].round)),
         squares=unknown_nodes(len(rows), threshold, colluding) >= SQUARES_FROM,
         settings=secure.settings,
         arrays=arrays_digest(received),

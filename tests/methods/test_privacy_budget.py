@@ -1,6 +1,6 @@
 """The privacy budget of a node's clients: what runs and descriptors record and spend, and what the owner refuses."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from federations import small_settings
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType, RecordDict
 from novel_owner import node_of
 from test_personalize_node import descriptor_message, failure, reply_to
 
@@ -31,14 +31,9 @@ from hyperfl_flwr.privacy.budget import FILE, NEEDS_BOUND, PrivacyBudget, Record
 from hyperfl_flwr.privacy.gaussian_mechanism import smallest_sigma
 from hyperfl_flwr.privacy.release import Release
 from hyperfl_flwr.privacy.spent import spent
-from hyperfl_flwr.protocol.messages import ARRAYS, CLIENTS, CONFIG, Report, Request, record_of
+from hyperfl_flwr.protocol.messages import ARRAYS, CONFIG, Request
 from hyperfl_flwr.protocol.packing import pack_arrays
 from hyperfl_flwr.protocol.queries import ASSESS, CLASSIFIERS, ERRORS, GRADIENTS, QuerySpec
-from hyperfl_flwr.results.export import model_of_run
-from hyperfl_flwr.results.report import write_report
-from hyperfl_flwr.runs.figures.plots import plot_run
-from hyperfl_flwr.runs.run_directory import read_metrics
-from hyperfl_flwr.runs.summary import summarise
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 PRIVATE: Settings = {"dp.epsilon": 4.0, "dp.delta": 1e-5}
@@ -215,65 +210,6 @@ def test_a_node_that_becomes_a_novel_one_by_the_number_of_clients() -> None:
         with pytest.raises(RefusalError) as caught:
             refuse_unbounded(NodeConfig.of({"max-epsilon": 4.0}), resolved(RunConfig.from_flat(settings)), [1])
         assert str(caught.value) == NOVEL_ANSWERS
-
-
-class SilentGrid(InProcessGrid):
-    """The owners of some nodes have set `max-epsilon`, which keeps their clients' metrics on the node.
-
-    Attributes:
-        sent: Metrics in the replies of these nodes.
-        results: Number of clients that finished in these replies.
-    """
-
-    def __init__(self, num_nodes: int, settings: Settings, limited: Collection[int]) -> None:
-        super().__init__(app, num_nodes, settings, {"simulated": True})
-        self._limited = {1000 + partition for partition in limited}
-        for number in self._limited:
-            self._contexts[number].node_config["max-epsilon"] = 4.0
-        self.sent: list[str] = []
-        self.results = 0
-
-    def answer(self, message: Message) -> Message:
-        number, reply = message.metadata.dst_node_id, super().answer(message)
-        if number in self._limited and CLIENTS in reply.content:
-            report = Report.from_record(record_of(reply.content, CLIENTS, ConfigRecord))
-            self.sent += [name for result in report.results for name in result.metrics]
-            self.results += len(report.results)
-        return reply
-
-
-def test_an_owner_with_a_limit_sends_no_metrics(federate: Federate) -> None:
-    """A loss of chosen parameters over one sample is a number about that sample, so none may leave such a node."""
-    grids: list[SilentGrid] = []
-
-    def make(num_nodes: int, settings: Settings) -> SilentGrid:
-        grids.append(SilentGrid(num_nodes, settings, limited=[1]))
-        return grids[-1]
-
-    run = federate("fedavg", grid=make, num_clients=3, num_nodes=3, **PRIVATE)
-    assert (grids[0].sent, grids[0].results) == ([], 3)  # two rounds and the evaluation
-    known = [line for line in read_metrics(run) if line["kind"] == "client"]
-    assert [("personalized_accuracy" in line) for line in known] == [True, False, True] * 2
-    found = summarise(run)
-    assert found["test_accuracy_num_clients"] == 2
-    assert found["test_accuracy_per_client"][1] is None
-    assert found["test_accuracy"] == pytest.approx(np.mean([line["personalized_accuracy"] for line in known[3::2]]))
-
-
-def test_a_run_in_which_no_node_sends_metrics(federate: Federate, caplog: pytest.LogCaptureFixture) -> None:
-    """It ends, its lines say that no accuracy is known, and its numbers are None."""
-    run = federate(
-        "fedrep", grid=lambda number, settings: SilentGrid(number, settings, range(2)), num_clients=2, num_nodes=2,
-        **PRIVATE,
-    )  # fmt: skip
-    assert "round 2/2: accuracy not known, 2 of 2 clients" in caplog.text
-    found = summarise(run)
-    numbers = ("test_accuracy", "test_accuracy_aggregate", "test_accuracy_worst", "test_accuracy_std")
-    assert [found[name] for name in numbers] == [None] * 4
-    assert found["privacy"]["epsilon"] == pytest.approx(4.0, abs=0.01)
-    assert plot_run(run).is_file()
-    assert write_report(run).is_file()
-    assert model_of_run(run, client=0, state="aggregate").score is None
 
 
 UNFIT: list[tuple[Settings, str]] = [

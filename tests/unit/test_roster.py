@@ -11,7 +11,7 @@ from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.core.packages.versions import shared_versions
 from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.protocol.messages import PROPERTIES
-from hyperfl_flwr.protocol.queries import NOVEL
+from hyperfl_flwr.protocol.queries import NOVEL, WITHHOLDS_METRICS
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.server.roster import Roster
 
@@ -116,6 +116,19 @@ def test_a_node_with_other_versions_is_told_once_and_takes_part(
     assert there(roster) == [0, 1]
     assert [line for line in said if "runs" in line] == [
         f"node 1 runs torch 1.0 (here {here['torch']}): results may differ"
+    ]
+
+
+def test_a_node_without_metrics_is_named_once(make_roster: Callable[..., Roster], said: list[str]) -> None:
+    answers = {
+        A: [says(handshake_reply(0, 2, 2, **{WITHHOLDS_METRICS: False}))],
+        B: [says(handshake_reply(1, 2, 2, **{WITHHOLDS_METRICS: True}))],
+    }
+    roster = make_roster(ScriptedGrid(answers), num_clients=2)
+    roster.gather()
+    roster.refresh(1)
+    assert [line for line in said if "max-epsilon" in line] == [
+        "node 1 sends no metrics, since its owner has set max-epsilon; secure sums with it contain none"
     ]
 
 
