@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.forged_networks import FORGERIES, GENERATING, OF_GENERATED
 from benchmarks.markdown import table
 from benchmarks.measure import Note
-from experiments.forged_networks import FORGERIES, GENERATING, OF_GENERATED
-from experiments.measure_node_checks import LIMITS, forged, honest, seconds
+from benchmarks.measure_node_checks import LIMITS, forged, honest, seconds
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.privacy.received_network import STATISTICS, Measured, Statistic
 

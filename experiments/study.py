@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from experiments.attack_cell import PREFIX, AttackedCell
+from experiments.attack_settings import PREFIX, AttackedCell
 from experiments.study_axes import (
     Expected,
     Line,

@@ -1,36 +1,21 @@
 """Render a study's results, or the differences between its rows, as tables in Markdown, CSV and LaTeX."""
 
-import csv
-import io
-import itertools
 import math
 import re
 from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
 
 from experiments.collect import FAILED, NOT_MEASURED, NOT_REACHED, OUT_OF_DATE, Collected, Entry
 from experiments.paired import Pairing
 from experiments.study import Study
 from experiments.study_axes import Line
-from experiments.units import has_aggregate, unit_of
+from experiments.units import has_aggregate, shown_unit, unit_of
 from hyperfl_flwr.core.plurals import counted
 from hyperfl_flwr.metrics.intervals import Interval
 from hyperfl_flwr.runs.summary import NOT_KNOWN
 
 NOTHING = "–"
 """Text of an entry without numbers."""
-
-COLUMNS = (
-    "row", "column", "metric", "unit", "mean", "std", "sem", "n", "low", "high", "paper", "paper_sem", "source",
-    "missing", "clients",
-)  # fmt: skip
-"""Columns of table.csv; `low` and `high` are the ends of the 95 % interval, `clients` is `Entry.fewer`."""
-
-PAIRED_COLUMNS = (
-    "row", "column", "metric", "unit", "difference", "low", "high", "clients", "seeds", "better", "worse", "missing",
-)  # fmt: skip
-"""Columns of table-against-ROW.csv."""
 
 AGGREGATE = "_aggregate"
 """Ending of the numbers of the model as received."""
@@ -98,58 +83,9 @@ def latex(collected: Collected, pairing: Pairing | None = None) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-def comma_separated(collected: Collected, pairing: Pairing | None = None) -> str:
-    """Return the table as CSV, one line per row and column; see `COLUMNS`, and `PAIRED_COLUMNS` for differences."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(PAIRED_COLUMNS if pairing else COLUMNS)
-    study = collected.study
-    for row, column in itertools.product(study.rows, study.columns):
-        metric = study.metric_of(row, column)
-        place = [row.name, column.name, metric, _unit(study.unit_in(column), pairing)]
-        if pairing:
-            writer.writerow([*place, *_paired_fields(pairing, row.name, column.name)])
-        else:
-            writer.writerow([*place, *_fields(collected.entries[row.name, column.name])])
-    return stream.getvalue()
-
-
-def _fields(entry: Entry) -> list[object]:
-    ours = [_digits(number) for number in (entry.mean, entry.deviation, entry.error)]
-    ends = [_digits(number) for number in entry.interval or (None, None)]
-    paper = [_digits(entry.paper.value), _digits(entry.paper.error)] if entry.paper else ["", ""]
-    source = entry.paper.source if entry.paper else ""
-    return [*ours, len(entry.values), *ends, *paper, source, entry.missing, entry.fewer]
-
-
-def _paired_fields(pairing: Pairing, row: str, column: str) -> list[object]:
-    found, reason = pairing.differences[row, column], pairing.reasons[row, column]
-    if found is None:
-        return [*[""] * (len(PAIRED_COLUMNS) - 5), reason]
-    numbers = [_digits(number) for number in (found.mean, found.low, found.high)]
-    return [*numbers, found.clients, found.seeds, found.better, found.worse, reason]
-
-
-def _digits(value: float | None) -> str:
-    """Return a number with six digits, or all digits of an integer; an empty text for None and NaN."""
-    if value is None or math.isnan(value):
-        return ""
-    return f"{value:.15g}" if value.is_integer() else f"{value:.6g}"
-
-
-def write_tables(collected: Collected, folder: Path, pairing: Pairing | None = None) -> list[Path]:
-    """Write table.md, table.csv and table.tex to a folder, or table-against-ROW.md and so on; return their paths."""
-    name = f"table-against-{pairing.reference.name}" if pairing else "table"
-    forms = {"md": markdown, "csv": comma_separated, "tex": latex}
-    paths = {folder / f"{name}.{ending}": form(collected, pairing) for ending, form in forms.items()}
-    for path, text in paths.items():
-        path.write_text(text)
-    return list(paths)
-
-
 def _caption(collected: Collected, pairing: Pairing | None) -> str:
     study = collected.study
-    unit = _unit(study.unit, pairing)
+    unit = shown_unit(study.unit, is_difference=pairing is not None)
     metric = f"{study.metric} in {unit}" if unit else study.metric
     rounds = [f"after {' and '.join(map(str, collected.rounds))} rounds"] if collected.rounds else []
     parts = (
@@ -164,11 +100,6 @@ def _caption(collected: Collected, pairing: Pairing | None) -> str:
     if collected.study_manifest.changes:
         parts.append("with " + ", ".join(f"{key} = {value}" for key, value in collected.study_manifest.changes.items()))
     return "; ".join([*parts, f"commit {', '.join(collected.commits)}"]) + "."
-
-
-def _unit(unit: str, pairing: Pairing | None) -> str:
-    """Return the unit of the numbers, or of their differences."""
-    return "percentage points" if pairing and unit == "%" else unit
 
 
 def _parts(collected: Collected) -> list[str]:
@@ -219,7 +150,10 @@ def _spread(study: Study) -> str:
 
 def _headings(collected: Collected, pairing: Pairing | None) -> list[str]:
     study = collected.study
-    own = {column.name: _unit(study.unit_in(column), pairing) if column.metric else "" for column in study.columns}
+    own = {
+        column.name: shown_unit(study.unit_in(column), is_difference=pairing is not None) if column.metric else ""
+        for column in study.columns
+    }
     return [
         study.heading(column, quick=collected.study_manifest.quick)
         + (f" ({unit})" if (unit := own[column.name]) else "")

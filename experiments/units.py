@@ -59,3 +59,8 @@ def unit_of(metric: str) -> str:
     if "accuracy" in metric or "_tpr_" in metric or metric == "labels_found" or metric.startswith("novel_"):
         return "%"
     return "dB" if "psnr" in metric else "s" if "seconds" in metric else ""
+
+
+def shown_unit(unit: str, *, is_difference: bool) -> str:
+    """Return the unit of numbers, or of the differences between them."""
+    return "percentage points" if is_difference and unit == "%" else unit

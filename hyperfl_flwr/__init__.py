@@ -1,8 +1,8 @@
 """Federated learning with hypernetworks and without sharing models, on Flower.
 
-`run`, `resume`, `Run`, `RunCallbacks`, `compare`, `run_audit`, `Audit`, `deployment` and `HyperFLError` are the Python
-interface (docs/how-to/python.md). Each is imported when it is first used: this module is also imported by every
-process that trains, and on nodes, which have only what trains.
+`run`, `resume`, `Run`, `RunCallbacks`, `compare`, `run_sweep`, `run_study`, `open_study`, `StudyResults`, `run_audit`,
+`Audit`, `deployment` and `HyperFLError` are the Python interface (docs/how-to/python.md). Each is imported when it is
+first used: this module is also imported by every process that trains, and on nodes, which have only what trains.
 
 Ray puts the working directory of the simulation's process first on every actor's import path, so a foreign package
 named `clients` or `strategies` there would be imported instead of ours. In that process, and only there, the working
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from experiments.run_study import run_study, run_sweep
+    from experiments.study_results import StudyResults, open_study
     from hyperfl_flwr.api.compare import compare
     from hyperfl_flwr.api.run import Run
     from hyperfl_flwr.api.train import resume, run
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
     from hyperfl_flwr.deploy.run import deployment
     from hyperfl_flwr.launch.follow import RunCallbacks
 
-__all__ = ["Audit", "HyperFLError", "Run", "RunCallbacks", "compare", "deployment", "resume", "run", "run_audit"]
+__all__ = [
+    "Audit", "HyperFLError", "Run", "RunCallbacks", "StudyResults", "compare", "deployment", "open_study", "resume",
+    "run", "run_audit", "run_study", "run_sweep",
+]  # fmt: skip
 
 ROOT = Path(__file__).resolve().parent.parent
 """The folder that holds this project's packages: the checkout, Flower's unpacked app, or site-packages."""
@@ -36,21 +41,25 @@ if Path(sys.argv[0]).name == "flwr-simulation":
 
 if not TYPE_CHECKING:  # a type checker would take any name for an attribute
     _HOMES = {
-        "Audit": "audit.run_audit",
-        "HyperFLError": "core.errors",
-        "RunCallbacks": "launch.follow",
-        "Run": "api.run",
-        "compare": "api.compare",
-        "deployment": "deploy.run",
-        "resume": "api.train",
-        "run": "api.train",
-        "run_audit": "audit.run_audit",
+        "Audit": "hyperfl_flwr.audit.run_audit",
+        "HyperFLError": "hyperfl_flwr.core.errors",
+        "RunCallbacks": "hyperfl_flwr.launch.follow",
+        "Run": "hyperfl_flwr.api.run",
+        "StudyResults": "experiments.study_results",
+        "compare": "hyperfl_flwr.api.compare",
+        "deployment": "hyperfl_flwr.deploy.run",
+        "open_study": "experiments.study_results",
+        "resume": "hyperfl_flwr.api.train",
+        "run": "hyperfl_flwr.api.train",
+        "run_audit": "hyperfl_flwr.audit.run_audit",
+        "run_study": "experiments.run_study",
+        "run_sweep": "experiments.run_study",
     }
 
     def __getattr__(name: str) -> object:
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        home = f"{__name__}.{_HOMES[name]}"
+        home = _HOMES[name]
         try:
             return getattr(importlib.import_module(home), name)
         except ModuleNotFoundError as error:

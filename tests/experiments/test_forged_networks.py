@@ -4,8 +4,8 @@ from collections.abc import Set as AbstractSet
 
 import pytest
 
-from experiments.forged_networks import FORGERIES, FORGING, GENERATING, OF_GENERATED
-from experiments.measure_node_checks import LIMITS, forged
+from benchmarks.forged_networks import FORGERIES, FORGING, GENERATING, OF_GENERATED
+from benchmarks.measure_node_checks import LIMITS, forged
 from hyperfl_flwr.privacy.received_network import STATISTICS, Statistic
 
 NOTICED: dict[str, AbstractSet[Statistic]] = {

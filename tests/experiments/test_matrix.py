@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.attack_cell import AttackedCell, run_attack
+from experiments.attack_cell import run_attack
+from experiments.attack_settings import AttackedCell
 from experiments.matrix import NOT_RUN, WHAT_TO_CHOOSE, Matrix, images, seconds_of
 from experiments.records import find_records, read_records
 from experiments.study import load_study, parse_study

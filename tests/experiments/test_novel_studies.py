@@ -20,7 +20,8 @@ from experiments.study import load_study
 from experiments.study_axes import read_lines, with_grid
 from experiments.study_file import LineTable
 from experiments.study_folder import StudyManifest, open_study_folder
-from experiments.tables import comma_separated, latex, markdown, with_metric
+from experiments.table_numbers import comma_separated
+from experiments.tables import latex, markdown, with_metric
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.runs.novel_results import NovelRecord, flat_means
 from hyperfl_flwr.runs.run_directory import RunDirectory

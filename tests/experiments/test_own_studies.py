@@ -185,32 +185,6 @@ def test_a_finished_cell_of_changed_data_is_named(tmp_path: Path, call: Call) ->
         assert (f"finished earlier: npz:{file} has changed, its SHA-256 was " in " ".join(problem.split())) == is_named
 
 
-@pytest.mark.slow
-def test_the_command_runs_what_is_not_finished(tmp_path: Path, call: Call) -> None:
-    """It prints the table; repeated it runs nothing anew, and its file is a study that can be changed."""
-    output = tmp_path / "sweep"
-    words = ["sweep", "--methods", "local", "--grid", "learning-rate=0.01,0.1", "--num-rounds", "1", "--jobs", "1"]
-    words += ["--num-clients", "3", "--output", str(output)] + [word for text in TINY for word in ("--set", text)]
-    code, table, problem = call(*words)
-    assert code == 0, problem
-    assert "| local, learning-rate 0.1 |" in table
-    assert "digits, personalized" in table
-    stamps = {path: path.stat().st_mtime_ns for path in output.rglob("summary.json")}
-    assert len(stamps) == 2
-    assert call(*words)[:2] == (0, table)
-    assert {path: path.stat().st_mtime_ns for path in output.rglob("summary.json")} == stamps
-    code, _, problem = call(*words, "--set", "momentum=0.25")
-    assert code == 2
-    assert "momentum 0.5 instead of 0.25" in problem
-    mine = tmp_path / "mine.toml"
-    mine.write_text((output / "sweep.toml").read_text())
-    assert next(str(cell) for cell in load_study(str(mine)).cells()) == "local@0.01, digits, seed 0"
-    code, _, problem = call("sweep", "--methods", "locall", "--output", tmp_path / "other")
-    assert code == 2
-    assert "local" in problem
-    assert not (tmp_path / "other").exists()
-
-
 def test_a_study_whose_data_are_not_made_names_the_command(call: Call, tmp_path: Path) -> None:
     """All files that are missing are named before anything is run; quick runs need none of them."""
     code, out, err = call("study", "it-pfl-table-2", "--columns", "geo-300,geo-1k")

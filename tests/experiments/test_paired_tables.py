@@ -18,7 +18,8 @@ from experiments.records import find_records, read_records, restore
 from experiments.runner import task_of
 from experiments.study import Study, load_study, parse_study
 from experiments.study_folder import StudyManifest, open_study_folder, read_study_manifest
-from experiments.tables import comma_separated, latex, markdown, with_metric
+from experiments.table_numbers import comma_separated
+from experiments.tables import latex, markdown, with_metric
 from experiments.worker import problem_of
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError

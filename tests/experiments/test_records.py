@@ -14,7 +14,7 @@ from experiments.recording import record
 from experiments.records import Records, find_records, read_records, restore, shipped_records, stale_cells
 from experiments.study import load_study
 from experiments.study_folder import StudyManifest, is_finished, read_study_manifest
-from experiments.tables import comma_separated
+from experiments.table_numbers import comma_separated
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.core.errors import RunDirectoryError, StateError
 from hyperfl_flwr.results.compare import compare

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from experiments.attack_cell import PREFIX
+from experiments.attack_settings import PREFIX
 from experiments.collect import collect
 from experiments.figures.curves import draw
 from experiments.runner import run_cells
 from experiments.study import FOLDER, load_study, study_names
 from experiments.study_folder import StudyManifest, is_finished, open_study_folder, read_study_manifest, seeds_in
-from experiments.tables import comma_separated, latex, markdown, write_tables
+from experiments.study_results import StudyResults
+from experiments.table_numbers import comma_separated
+from experiments.tables import latex, markdown
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.table import default_settings
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
@@ -239,7 +241,8 @@ def test_tables_hold_our_numbers_and_the_papers(finished):
     (row,) = [row for row in rows if (row["row"], row["column"]) == ("hyperfl", "fashion-mnist-20")]
     assert (float(row["low"]), float(row["high"])) == (pytest.approx(low, rel=1e-5), pytest.approx(high, rel=1e-5))
     assert (float(row["mean"]), row["n"], row["paper"]) == (pytest.approx(entry.mean, rel=1e-5), "2", "88.28")
-    assert [path.name for path in write_tables(collected, finished)] == ["table.md", "table.csv", "table.tex"]
+    results = StudyResults(study=load_study("table-1"), folder=finished)
+    assert [path.name for path in results.write_tables()] == ["table.md", "table.csv", "table.tex"]
 
 
 @pytest.mark.slow

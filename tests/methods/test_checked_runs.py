@@ -12,9 +12,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
 from torch.nn.utils import parameters_to_vector
 
 import hyperfl_flwr.app.server
+from benchmarks.forged_networks import bins
+from benchmarks.measure_node_checks import digits
 from clients.engine.node_checks import REFUSED
-from experiments.forged_networks import bins
-from experiments.measure_node_checks import digits
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.contract.grids import Settings

@@ -1,7 +1,7 @@
 """Measure the checks of a node's owner: largest values in honest runs, of forged networks, and time.
 
 `python -m benchmarks node-checks` measures what docs/privacy/node-checks.md shows. Runs are in this process.
-`experiments.forged_networks` has the forged networks.
+`benchmarks.forged_networks` has the forged networks.
 """
 
 import tempfile
@@ -13,7 +13,7 @@ import torch
 from flwr.app import Message, MessageType
 from torch import Tensor, nn
 
-from experiments.forged_networks import Forgery, generate
+from benchmarks.forged_networks import Forgery, generate
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.node_config import NodeConfig
