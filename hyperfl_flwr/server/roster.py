@@ -83,6 +83,7 @@ class Roster:
         self._session, self._fewest = session, fewest
         self._requests = HandshakeRequests(grid, timeout, session, num_nodes)
         self._earlier = EarlierAnswers()
+        self._failed: set[int] = set()  # nodes that are asked again before they take part
         self._last_announced: dict[int, str] = {}
         self._announced_notes: set[str] = set()
 
@@ -134,6 +135,9 @@ class Roster:
         if self.simulated:
             return self.federation
         end = time.monotonic() + self._timeout
+        for node in self._failed:
+            self._requests.answers.pop(node, None)
+        self._failed.clear()
         self._poll(patience=HANDSHAKE_SECONDS)
         if not self._has_enough():
             self._announce(f"waiting up to {self._timeout:g} s: {self._shortage()}")
@@ -152,6 +156,9 @@ class Roster:
     def exclude(self, node: int, reason: str, *, for_good: bool = False, is_failure: bool = False) -> None:
         """Exclude a node of a deployment from some rounds after the current one.
 
+        One that only failed is asked for the handshake again: its owner may have restarted it with another node config,
+        such as `max-epsilon`, so quickly that it was never seen to leave.
+
         Args:
             node: Flower's id of the node, which has replied to the handshake.
             reason: Reason why its reply was refused.
@@ -162,6 +169,8 @@ class Roster:
         if self.simulated or number is None:
             return
         exclusion = self.exclusions.add(node, number, self._round, reason, for_good=for_good, is_failure=is_failure)
+        if is_failure:
+            self._failed.add(node)
         if exclusion:
             self._announce(str(exclusion))
             self._last_announced[number] = "away"

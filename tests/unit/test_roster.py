@@ -132,6 +132,21 @@ def test_a_node_without_metrics_is_named_once(make_roster: Callable[..., Roster]
     ]
 
 
+def test_a_node_that_failed_is_asked_again(make_roster: Callable[..., Roster], said: list[str]) -> None:
+    """Its owner has set `max-epsilon` and restarted it between two rounds: Flower's id is the same."""
+    told = [says(handshake_reply(1, 2, 2)), says(handshake_reply(1, 2, 2, **{WITHHOLDS_METRICS: True}))]
+    grid = ScriptedGrid({A: [says(handshake_reply(0, 2, 2))], B: told})
+    roster = make_roster(grid, num_clients=2)
+    assert [node.withholds_metrics for node in roster.gather().nodes] == [False, False]
+    roster.refresh(1)
+    assert grid.asked == [A, B]
+    roster.exclude(B, "the step sums metrics", is_failure=True)
+    assert [node.withholds_metrics for node in roster.refresh(2).nodes] == [False, True]
+    roster.refresh(3)
+    assert grid.asked == [A, B, B]
+    assert not [line for line in said if "away" in line or "back" in line]
+
+
 def test_a_novel_node_is_not_waited_for_and_trains_nothing(make_roster: Callable[..., Roster], said: list[str]) -> None:
     """Node 2 of 3 takes models on demand: its answer ends the wait for it, and its place stays empty."""
     novel = {NOVEL: True, "partition": 2, "num-nodes": 1, "clients": [2]}
