@@ -76,7 +76,8 @@ class CheckedNetwork(ParameterGroups, ClientModel):
         """Refuse to answer with fewer training samples, local steps or test samples than the owner allows.
 
         Samples that the run's settings hold back from training, or that no batch has, do not count. With class weights
-        some samples are drawn often and others not; their effective number (sum of w)² / (sum of w²) counts. The
+        some samples are drawn often and others not; their effective number (sum of w)² / (sum of w²) counts. It depends
+        on labels, of which a refusal would tell without noise: with an owner's `max-epsilon` all samples count. The
         settings also say which clients are novel, so a client with samples is not excepted for being one. Of test and
         validation samples the smaller number counts; without any there is no score that could be of few.
 
@@ -92,7 +93,8 @@ class CheckedNetwork(ParameterGroups, ClientModel):
         data = self.training_data()
         samples, weights = len(data.train_labels), data.train_weights
         drawn = samples
-        if weights is not None and samples:
+        is_limited = context.budget is not None and context.budget.max_epsilon is not None
+        if weights is not None and samples and not is_limited:
             drawn = int(weights.sum() ** 2 / np.square(weights).sum() + 1e-9)  # equal weights may round below n
         trains = bool(len(context.data.train_labels)) or not self.is_novel
         context.checks.require_size(

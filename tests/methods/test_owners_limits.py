@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,6 +135,18 @@ def test_samples_with_small_weights_count_less(tmp_path: Path) -> None:
         else:
             with pytest.raises(RefusalError, match="min-samples = 150, but the answer would come from 23 training"):
                 member.require_size()
+
+
+def test_a_refusal_says_nothing_about_labels_of_a_limited_budget(tmp_path: Path) -> None:
+    """With class weights of its choice a server would find the number of samples of each class."""
+    made = client(tmp_path, 200, 1, limits([], min_samples=150), method="local")
+    assert made.context.budget is not None
+    limited = replace(made.context, budget=replace(made.context.budget, max_epsilon=4.0))
+    weights = np.where(np.arange(200) < 20, 10.0, 1.0)
+    for context, refuses in ((made.context, True), (limited, False)):
+        member = client_of("local")(replace(context, data=replace(context.data, train_weights=weights)))
+        with pytest.raises(RefusalError, match="min-samples") if refuses else nullcontext():
+            member.require_size(scores=False)
 
 
 def test_few_test_samples_are_refused_where_a_score_leaves(tmp_path: Path) -> None:
