@@ -42,8 +42,9 @@ class Spread:
     def opened(cls, record: Record, name: str) -> Self:
         """Return the numbers of a score of which only the sums over the clients were opened."""
         mean, std = (record.get(f"{name}{part}") for part in ("", "_std"))
-        interval = None if mean is None or std is None else _interval(mean, std, record["clients"])
-        return cls(mean=mean, std=std, num_clients=record["clients"], interval=interval)
+        number = record.get("measured", record["clients"])
+        interval = None if mean is None or std is None else _interval(mean, std, number)
+        return cls(mean=mean, std=std, num_clients=number, interval=interval)
 
 
 def _interval(mean: float, std: float, number: int) -> Interval | None:

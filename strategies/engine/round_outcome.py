@@ -125,7 +125,9 @@ class Outcome:
     @property
     def measured(self) -> int:
         """Number of clients that finished and whose numbers are known: not those of malicious nodes in a simulation."""
-        return self.tally.clients if self.tally is not None else sum(bool(result.metrics) for result in self.results)
+        if self.tally is not None:
+            return self.tally.clients if self.tally.means else 0
+        return sum(bool(result.metrics) for result in self.results)
 
     @property
     def blamed(self) -> dict[int, Refused]:

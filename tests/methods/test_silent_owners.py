@@ -120,7 +120,9 @@ def test_a_secure_sum_with_a_limited_node_has_no_metrics(federate: Federate, cap
     assert set(grids[1].summed) == {()}
     assert [row["failed"] for row in read_metrics(limited) if row["kind"] == "train"] == [[], []]
     assert summarise(free)["test_accuracy"] is not None
-    assert summarise(limited)["test_accuracy"] is None
+    numbers = ("test_accuracy", "test_accuracy_num_clients", "test_accuracy_aggregate_num_clients")
+    assert [summarise(limited)[name] for name in numbers] == [None, 0, 0]
+    assert [row["measured"] for row in read_metrics(limited)] == [0] * 5
 
 
 @pytest.mark.parametrize("phase", ["train", "evaluate"])
