@@ -13,7 +13,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 PREFIX = "attack."
 """Prefix of the attack's settings; the other settings of a cell are those of the attacked round."""
 
-MEMBERSHIP, PROPERTY = "membership", "property"
+GAMES = MEMBERSHIP, PROPERTY = "membership", "property"
 """Values of `attack.name` for games, whose other settings are `attack.federations`, and of a property game
 `attack.label` and `attack.largest-share`."""
 
@@ -72,13 +72,10 @@ class AttackedCell(BaseModel):
         except ValidationError as error:
             known = [str(field.alias) for field in cls.model_fields.values()]
             raise ConfigError(explain(error.errors(), known)) from None
-        names = [*ATTACKS, MEMBERSHIP, PROPERTY]
-        if found.name not in (MEMBERSHIP, PROPERTY) and (
-            unknown := [name for name in found.names if name not in ATTACKS]
-        ):
+        if found.name not in GAMES and (unknown := [name for name in found.names if name not in ATTACKS]):
             raise ConfigError(
-                f"attack.name must be one of {', '.join(names)}, or several attacks with commas between them; got "
-                f"{unknown[0]!r}"
+                f"attack.name must be one of {', '.join([*ATTACKS, *GAMES])}, or several attacks with commas between "
+                f"them; got {unknown[0]!r}"
             )
         return found
 

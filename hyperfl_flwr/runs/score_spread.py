@@ -42,7 +42,7 @@ class Spread:
     def opened(cls, record: Record, name: str) -> Self:
         """Return the numbers of a score of which only the sums over the clients were opened."""
         mean, std = (record.get(f"{name}{part}") for part in ("", "_std"))
-        number = record.get("measured", record["clients"])
+        number = record["measured"] if "measured" in record else record["clients"]
         interval = None if mean is None or std is None else _interval(mean, std, number)
         return cls(mean=mean, std=std, num_clients=number, interval=interval)
 

@@ -218,8 +218,9 @@ def _fewer(clients: ClientNumbers | None, task: Task, part: str) -> dict[str, in
 def _num_clients(records: Sequence[Record], evaluation: Record, name: str) -> int:
     """Return over how many clients the mean of an evaluation is; of all in the sum if single ones are not known."""
     rows = [row for row in records if row["kind"] == "client-aggregate" and row["round"] == evaluation.get("round")]
-    finished = evaluation.get("clients", 0)
-    return len({row["client"] for row in rows if name in row}) if rows else int(evaluation.get("measured", finished))
+    if rows:
+        return len({row["client"] for row in rows if name in row})
+    return int(evaluation["measured"] if "measured" in evaluation else evaluation.get("clients", 0))
 
 
 def _error(record: Record, name: str) -> float | None:

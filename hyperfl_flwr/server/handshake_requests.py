@@ -74,10 +74,13 @@ class HandshakeRequests:
 
     Attributes:
         answers: Parsed replies of the connected nodes, by Flower's id.
+        ask_again: Ids of nodes that are asked again before they take part, such as one that has failed: its owner may
+            have restarted it with another node config so quickly that it was never seen to leave.
     """
 
     def __init__(self, grid: Grid, timeout: float, session: str = "", num_nodes: int | None = None) -> None:
         self.answers: dict[int, Answer] = {}
+        self.ask_again: set[int] = set()
         self._grid, self._timeout, self._session, self._num_nodes = grid, timeout, session, num_nodes
         self._waiting: dict[int, _Asked] = {}
         self._paired: set[int] = set()  # nodes that have not replied since they got two requests at once
@@ -95,6 +98,8 @@ class HandshakeRequests:
             for gone in set(table) - set(there):
                 del table[gone]
         self._paired &= set(there)
+        self.answers = {node: answer for node, answer in self.answers.items() if node not in self.ask_again}
+        self.ask_again.clear()
         # A node that sent a harmful reply stays refused, even if it leaves and comes back.
         self.answers |= {node: refusal for node, refusal in self._barred.items() if node in there}
         now = time.monotonic()

@@ -83,7 +83,6 @@ class Roster:
         self._session, self._fewest = session, fewest
         self._requests = HandshakeRequests(grid, timeout, session, num_nodes)
         self._earlier = EarlierAnswers()
-        self._failed: set[int] = set()  # nodes that are asked again before they take part
         self._last_announced: dict[int, str] = {}
         self._announced_notes: set[str] = set()
 
@@ -135,9 +134,6 @@ class Roster:
         if self.simulated:
             return self.federation
         end = time.monotonic() + self._timeout
-        for node in self._failed:
-            self._requests.answers.pop(node, None)
-        self._failed.clear()
         self._poll(patience=HANDSHAKE_SECONDS)
         if not self._has_enough():
             self._announce(f"waiting up to {self._timeout:g} s: {self._shortage()}")
@@ -156,21 +152,18 @@ class Roster:
     def exclude(self, node: int, reason: str, *, for_good: bool = False, is_failure: bool = False) -> None:
         """Exclude a node of a deployment from some rounds after the current one.
 
-        One that only failed is asked for the handshake again: its owner may have restarted it with another node config,
-        such as `max-epsilon`, so quickly that it was never seen to leave.
-
         Args:
             node: Flower's id of the node, which has replied to the handshake.
             reason: Reason why its reply was refused.
             for_good: True to exclude it for the rest of the run.
-            is_failure: True if the node only failed; its first failure does not exclude it.
+            is_failure: True if the node only failed; it is asked again, and its first failure does not exclude it.
         """
         number = next((host.partition for host in self.federation.nodes if host.id == node), None)
         if self.simulated or number is None:
             return
-        exclusion = self.exclusions.add(node, number, self._round, reason, for_good=for_good, is_failure=is_failure)
         if is_failure:
-            self._failed.add(node)
+            self._requests.ask_again.add(node)
+        exclusion = self.exclusions.add(node, number, self._round, reason, for_good=for_good, is_failure=is_failure)
         if exclusion:
             self._announce(str(exclusion))
             self._last_announced[number] = "away"
@@ -195,9 +188,8 @@ class Roster:
     def _update(self, reason: str = "") -> None:
         """Determine from the replies which nodes take part, and report changes."""
         answers = self._requests.answers
-        answered = [answer for answer in answers.values() if isinstance(answer, Node)]
-        nodes = [node for node in answered if not self.exclusions.cover(node.id, self._round)]
-        nodes = [node for node in nodes if not node.properties.get(NOVEL)]  # novel nodes only receive models
+        training = [each for each in answers.values() if isinstance(each, Node) and not each.properties.get(NOVEL)]
+        nodes = [node for node in training if not self.exclusions.cover(node.id, self._round)]
         here = {node.id for node in self.federation.nodes}
         changed = self._earlier.refusals(nodes)
         nodes = [node for node in nodes if node.id not in {refusal.id for refusal in changed}]
