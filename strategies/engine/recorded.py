@@ -75,6 +75,7 @@ class RecordedStrategy(Strategy):
         self.roster = roster
         self.checkpoints = Checkpoints(directory.path / "checkpoints")
         self._task = TASKS[inner.context.config.task]
+        self._warned_of_unknown = False
 
     def resume(self, number: int) -> ArrayRecord:
         """Restore the checkpoint of a round, and return its shared parameters; the initial ones for round 0.
@@ -246,10 +247,11 @@ class RecordedStrategy(Strategy):
 
     def _warn_of_unknown_validation(self, current: int) -> None:
         config, outcome = self.inner.context.config, self.inner.outcome
-        if current == 1 and config.selects_rounds and outcome.finished and not self.inner.progress.best_round:
+        if config.selects_rounds and outcome.finished and not outcome.measured and not self._warned_of_unknown:
+            self._warned_of_unknown = True
             self.announce(
-                "warning: the accuracy on validation data is not known, since nodes with max-epsilon send no metrics; "
-                "early-stopping and keep = best of the global state have no effect"
+                f"warning: the accuracy on validation data is not known in round {current}, since nodes with "
+                f"max-epsilon send no metrics; early-stopping and keep = best of the global state leave out such rounds"
             )
 
     def _record_evaluation(self, num_rounds: int) -> None:

@@ -87,15 +87,24 @@ def test_a_run_in_which_no_node_sends_metrics(federate: Federate, caplog: pytest
 
 
 class HeaderGrid(SilentGrid):
-    """Keeps the names of the metrics that are summed in each message of a secure step."""
+    """Keeps what secure steps ask for.
+
+    Attributes:
+        summed: Names of the metrics that are summed, for each message.
+        trained: Rounds and nodes of the trainings.
+    """
 
     def __init__(self, num_nodes: int, settings: Settings, limited: Collection[int]) -> None:
         super().__init__(num_nodes, settings, limited)
         self.summed: list[tuple[str, ...]] = []
+        self.trained: set[tuple[int, int]] = set()
 
     def answer(self, message: Message) -> Message:
         if SECURE in message.content and message.metadata.message_type in ("train", "evaluate"):
-            self.summed.append(step_in(message.content).header.metrics)
+            header = step_in(message.content).header
+            self.summed.append(header.metrics)
+            if header.phase == "train":
+                self.trained.add((header.round, message.metadata.dst_node_id - FIRST_NODE_ID))
         return super().answer(message)
 
 
@@ -123,6 +132,30 @@ def test_a_secure_sum_with_a_limited_node_has_no_metrics(federate: Federate, cap
     numbers = ("test_accuracy", "test_accuracy_num_clients", "test_accuracy_aggregate_num_clients")
     assert [summarise(limited)[name] for name in numbers] == [None, 0, 0]
     assert [row["measured"] for row in read_metrics(limited)] == [0] * 5
+
+
+def test_a_limited_node_that_trains_later_is_warned_of(federate: Federate, caplog: pytest.LogCaptureFixture) -> None:
+    """Early stopping and the choice of the best round leave out its rounds; the warning comes once, with the first."""
+    changes = PRIVATE | {"secagg.enabled": True, "num_clients": 8, "num_rounds": 4, "fraction-train": 0.5}
+    changes |= {"secagg.colluding": 0, "early-stopping": 4, "data.validation-fraction": 0.2, "last-round": "sampled"}
+    grids: list[HeaderGrid] = []
+
+    def limiting(limited: Collection[int]) -> Path:
+        def make(num_nodes: int, settings: Settings) -> HeaderGrid:
+            grids.append(HeaderGrid(num_nodes, settings, limited))
+            return grids[-1]
+
+        return federate("fedavg", 8, grid=make, **changes)
+
+    limiting([])
+    nodes = {number: {node for round_, node in grids[0].trained if round_ == number} for number in (1, 2, 3, 4)}
+    late = min(nodes[3] - nodes[1] - nodes[2])
+    assert "is not known in round" not in caplog.text
+    run = limiting([late])
+    assert caplog.text.count("is not known in round") == 1
+    assert "warning: the accuracy on validation data is not known in round 3, since nodes with" in caplog.text
+    known = ["personalized_accuracy" in row for row in read_metrics(run) if row["kind"] == "train"]
+    assert known == [late not in nodes[number] for number in (1, 2, 3, 4)]
 
 
 @pytest.mark.parametrize("phase", ["train", "evaluate"])
