@@ -61,8 +61,9 @@ class StudyResults:
             mix: Whether to accept runs of different code, data or settings.
 
         Returns:
-            For each row and column its mean over the seeds, standard deviation, number of seeds `n`, the ends `low` and
-            `high` of the 95 % interval over clients, and the paper's number; None where there is none.
+            For each row and column, in the unit `unit`: mean over the seeds, standard deviation `std`, number of seeds
+            `n`, the ends `low` and `high` of the 95 % interval over clients, and the paper's number; None where there
+            is none.
 
         Raises:
             ConfigError: If the study has no row `against`.

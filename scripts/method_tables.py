@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 
-from experiments.number_formats import in_mb, in_percent, short
+from experiments.number_formats import in_mb, in_percent, short, two_digits
 from scripts.computed_tables import Convergence, DualCosts
 from scripts.cross_tables import CrossTable, Part
 from scripts.page_tables import Generated, RowTable, Table
 from scripts.rate_tables import RATES_ON_DIGITS, rates_on
+from scripts.study_tables import StudyTable
 from scripts.upload_tables import OF_HYPERFL
 
 COMPARED = (
@@ -94,9 +95,24 @@ PRIV_HFL: Mapping[str, Generated] = {
     ),
 }
 
+IT_PFL: Mapping[str, Generated] = {
+    "it-pfl-encoder": Table(
+        records="it-pfl-encoder",
+        column="all",
+        numbers={
+            "distance in round 12": ("round:12:embedding_distance", two_digits),
+            "in round 192": ("round:192:embedding_distance", two_digits),
+            "novel clients, %": ("novel_descriptor", in_percent),
+            "training clients, %": ("test_accuracy_aggregate", in_percent),
+        },
+    ),
+    "it-pfl-omniglot": StudyTable(records="it-pfl-omniglot"),
+}
+
 OF_SINGLE_PAGES: Mapping[str, Mapping[str, Generated]] = {
     "fedgen": FEDGEN,
     "hyperfl": OF_HYPERFL,
+    "it-pfl": IT_PFL,
     "index": {"all-methods": OF_ALL_METHODS},
     "priv-hfl": PRIV_HFL,
 }
