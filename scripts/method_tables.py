@@ -56,13 +56,13 @@ OF_ALL_CLASSES = {
 
 PRIV_HFL: Mapping[str, Generated] = {
     **{
-        f"priv-hfl-table-2-{dataset}": Table(
+        f"priv-hfl-table-2-{column}": Table(
             records="priv-hfl-table-2",
-            column=f"{dataset}-0.3",
+            column=column,
             numbers=OF_ALL_CLASSES | {"MB up": ("bytes_up_per_client_round", in_mb)},
-            papers={"paper": f"{dataset}-0.3"},
+            papers={"paper": column},
         )
-        for dataset in ("mnist", "cifar10")
+        for column in ("mnist-0.3", "cifar10-0.3", "cifar10-0.6")
     },
     "priv-hfl-table-3": Table(
         records="priv-hfl-table-3", column="mnist", numbers=OF_ALL_CLASSES, papers={"paper": "mnist"}
