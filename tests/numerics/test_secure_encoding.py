@@ -1,6 +1,7 @@
 """Fixed-point sums: exact in any grouping, close to means in float64, without overflow, and silent about clients."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -148,9 +149,9 @@ def test_a_client_is_taken_out_of_a_sum_again():
     ],
 )
 def test_a_share_of_each_array_may_be_cut_off(key, size, outside, cuts_off, accepted):
-    """A client with more is refused, and every bit of the sum is as before."""
-    received = {"net/other": np.zeros(5000, np.float32), key: np.zeros(size, np.float32)}
-    client = {name: np.full_like(value, 0.1) for name, value in received.items()}
+    """A client with more is refused, and every bit of the sum is as before. A change counts, not what it leads to."""
+    received = {"net/other": np.full(5000, -1.0, np.float32), key: np.full(size, -1.0, np.float32)}
+    client = {name: np.full_like(value, -10.5) for name, value in received.items()}
     client[key][:outside] = -1e6
     total = EncodedSum(encoding_of(received), 0.0, cuts_off=cuts_off)
     if accepted:
@@ -161,6 +162,26 @@ def test_a_share_of_each_array_may_be_cut_off(key, size, outside, cuts_off, acce
         total.add(client, 10)
     assert not total.vector.any()
     assert (total.saturated, total.num_examples) == (0, 0)
+
+
+def test_the_range_of_an_array_is_at_least_the_given_one():
+    """Wide enough for the noise that a client adds; an element at its end is not cut off."""
+    received = {"net/small": np.zeros(3, np.float32), "net/large": np.full(3, 4.0, np.float32)}
+    encoding = replace(encoding_of(received, scale=1.0), least_range=2.0)
+    assert {key: encoding.unit(key) * 2**encoding.bits for key in received} == {"net/small": 2.0, "net/large": 4.0}
+    client = {"net/small": np.array([2.0, -2.0, 2.125]), "net/large": np.array([8.0, 0.0, -0.125])}
+    assert encoding.cut_off(client) == {"net/small": 1, "net/large": 1}
+    assert encoding.add(encoding.new_sum(), client, 1) == 2
+
+
+def test_the_order_in_which_arrays_come_has_no_effect():
+    received = {"net/b": np.full(2, 1.0, np.float32), "net/a": np.full(3, 1.0, np.float32)}
+    client = {"net/b": np.array([1.0, 2.0]), "net/a": np.array([3.0, 4.0, 5.0])}
+    one, other = (encoding_of(dict(arrays)) for arrays in (received.items(), sorted(received.items())))
+    total, _ = sum_of(one, [(client, 1)])
+    np.testing.assert_array_equal(total, sum_of(other, [(client, 1)])[0])
+    for key, value in other.decode(total, 1, 1).items():
+        np.testing.assert_allclose(value, client[key], rtol=1e-6)
 
 
 def test_saturated_elements_are_cut_off_and_counted():
@@ -397,10 +418,12 @@ def test_numbers_do_not_overflow(value):
     assert (tally.clients, tally.examples, tally.saturated) == (most, most * 2**40, most * 2**31)
 
 
-@pytest.mark.parametrize("counts", [(0, 0), (0, 2), (3, 2), (1, 5), (-1, 2), (1, -2), (2**63, 1)])
+@pytest.mark.parametrize(
+    "counts", [(0, 0), (0, 2), (3, 2), (1, 5), (-1, 2), (1, -2), (2**63, 1), (1, 1, -1), (1, 1, 0, -1)]
+)
 def test_impossible_counts_are_refused(counts):
     encoding = NumbersEncoding(metrics=["loss"], num_clients=4, squares=False)
-    total = np.array([counts[0] % 2**64, counts[1] % 2**64, 0, 0, 0], np.uint64)
+    total = np.array([count % 2**64 for count in (*counts, 0, 0, 0)[:5]], np.uint64)
     with pytest.raises(ValueError, match="counts of the opened sum are impossible"):
         encoding.decode(total)
 

@@ -92,6 +92,7 @@ def test_no_sum_overflows(clients, nodes, multiplier):
     largest = noise.largest(clients, nodes)
     total = clients * (largest + 0.5) + 8 * noise.share(largest, 10_000, 2) * math.sqrt(nodes)
     assert total < 2**31
+    assert clients * (largest + 0.5) + 8 * multiplier * largest * math.sqrt(nodes) < 2**31  # each client is rounded
     assert largest * (clients + 8 * multiplier * math.sqrt(nodes)) > 0.99 * 2**31  # and the bits are used
 
 
@@ -124,6 +125,8 @@ def test_a_longer_change_is_refused():
     noise.refuse_long(changed(arrays, 0.5, 0), arrays)
     with pytest.raises(ValueError, match=r"at most privacy\.clip-norm = 0\.5, got 0\.5005"):
         noise.refuse_long(changed(arrays, 0.5005, 0), arrays)
+    with pytest.raises(ValueError, match=r"at most privacy\.clip-norm = 0\.5, got nan"):
+        noise.refuse_long({key: np.full_like(value, math.nan) for key, value in arrays.items()}, arrays)
 
 
 def test_too_little_and_too_much_noise_are_refused():

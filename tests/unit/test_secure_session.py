@@ -15,7 +15,7 @@ from flwr.common.serde import recorddict_to_proto
 from secure_steps import SESSION, accept, header_for, nodes_in, question_for, released, rows_of, uploaded
 
 from hyperfl_flwr.core.errors import RefusalError, StateError
-from hyperfl_flwr.node.secure_session import DAYS, StoredSessions
+from hyperfl_flwr.node.secure_session import DAYS, MOST_UPLOADS, StoredSessions
 from hyperfl_flwr.node.secure_sums import SecureNode
 from hyperfl_flwr.protocol.secure_sums.keys import public_of
 
@@ -125,6 +125,23 @@ def test_what_a_killed_node_has_accepted_is_remembered(tmp_path: Path) -> None:
     memory = json.loads((folder_of(again) / SESSION / "step.json").read_text())
     assert (memory["step"], memory["uploads"]) == (2, [upload.id.hex()])
     assert stat.S_IMODE((folder_of(again) / SESSION / "step.json").stat().st_mode) == 0o600
+
+
+def test_nothing_is_trained_or_sent_after_the_last_upload_that_a_step_allows(tmp_path: Path) -> None:
+    """Flower may start two processes for one message: the second is refused, too, if it has begun before the first."""
+    nodes = nodes_in(tmp_path, 5)
+    header = header_for(nodes, threshold=4)
+    opened, often = nodes[0], nodes[1]
+    uploads = {node.partition: uploaded(node, header) for node in nodes}
+    step = accept(opened, header)
+    released(opened, question_for(header, opened, uploads))
+    for _ in range(MOST_UPLOADS - 1):
+        uploaded(often, header)
+    for node, reason in ((opened, "has already released its shares"), (often, "has trained 3 times for this step")):
+        with pytest.raises(RefusalError, match=reason):
+            accept(node, header)
+        with pytest.raises(RefusalError, match=reason):
+            node.sessions.add_upload(step, bytes(16))
 
 
 def test_a_session_s_key_and_step_are_removed_together(tmp_path: Path) -> None:

@@ -86,6 +86,18 @@ def test_impossible_thresholds_have_no_crowd():
     assert crowd(7, 7, 6) == 1
 
 
+@pytest.mark.parametrize(
+    ("num_nodes", "threshold", "min_cohort", "covered"), [(6, 5, 4, 4), (6, 5, 5, 4), (3, 2, 2, 2)]
+)
+def test_a_chosen_threshold_must_leave_the_least_crowd(num_nodes, threshold, min_cohort, covered):
+    config = SecureSumConfig.model_validate({"threshold": threshold, "min-cohort": min_cohort})
+    if covered >= min_cohort:
+        assert config.threshold_of(num_nodes, num_nodes) == threshold
+        return
+    with pytest.raises(ConfigError, match=f"covers {covered} honest nodes at least, but {min_cohort} are required"):
+        config.threshold_of(num_nodes, num_nodes)
+
+
 @pytest.mark.parametrize(("threshold", "fewest"), [("auto", 4), (3, 4), (5, 5), (9, 6)])
 def test_a_round_waits_for_the_nodes_that_its_threshold_needs(threshold, fewest):
     """Of six nodes, one may collude; with fewer nodes than the threshold no sum could be opened."""
