@@ -87,6 +87,8 @@ def test_weights_near_the_limits_of_float64_count_like_others(largest):
     )
     found = Weighting(classes=f"{largest},{largest}").of_client(split, np.arange(4), 2)
     np.testing.assert_allclose(found / found.max(), [1, 0.5, 1, 0.5], rtol=1e-2)
+    balanced = Weighting(classes="balanced").of_client(split, np.arange(4), 2)
+    np.testing.assert_allclose(balanced, np.array([2, 1, 2, 1]) / 3, rtol=1e-2)
 
 
 def test_equal_weights_have_each_sample_once():
@@ -119,11 +121,12 @@ def gradient_of(layer, data, rng):
     return torch.autograd.grad(loss, layer.weight)[0]
 
 
-def test_balanced_classes_have_the_same_total(tmp_path):
+@pytest.mark.parametrize("content", [{}, {"weights": np.linspace(0.5, 2, 40)}])
+def test_balanced_classes_have_the_same_total(tmp_path, content):
     labels = np.repeat([0, 1, 2], [24, 12, 4])
     for client in (0, 1):
         settings = {"class-weights": "balanced", "num-clients": 2}
-        data = data_of(tmp_path, labels=labels, settings=settings).client(client)
+        data = data_of(tmp_path, labels=labels, settings=settings, **content).client(client)
         totals = np.bincount(data.train_labels.numpy(), weights=data.train_weights)
         assert totals[totals > 0] == pytest.approx(1)
 
@@ -185,9 +188,10 @@ def test_wrong_class_weights_are_refused(text):
         RunConfig.from_flat(default_settings() | {"class-weights": text})
 
 
-def test_class_weights_need_a_number_for_each_class(federate):
-    with pytest.raises(RunFailedError, match="class-weights must have a number for each of the 10 classes, got 1,2"):
-        federate("fedavg", class_weights="1,2")
+@pytest.mark.parametrize("text", ["1,2", ",".join("1" * 11)])
+def test_class_weights_need_a_number_for_each_class(text, federate):
+    with pytest.raises(RunFailedError, match=f"must have a number for each of the 10 classes, got {text}"):
+        federate("fedavg", class_weights=text)
 
 
 def test_a_client_without_a_sample_of_positive_weight_is_refused():
