@@ -82,6 +82,17 @@ def test_long_values_are_told_by_length_and_beginning(tmp_path: Path) -> None:
     assert (tmp_path / LEDGER).stat().st_size < 4_000
 
 
+def test_a_reason_is_recorded_in_full_and_a_list_of_few_long_values_is_not(tmp_path: Path) -> None:
+    """The longest reason that a node sends has 2,000 characters."""
+    values = {"reason": "x" * 2_000, "long": [1 / 3] * 200, "texts": ["y" * 1_500, "z" * 1_500]}
+    (record,) = reread(RecordDict({"config": ConfigRecord(values)}), tmp_path).records
+    assert record.values == {
+        "reason": "x" * 2_000,
+        "long": {"length": 200, "beginning": [1 / 3] * 5},
+        "texts": {"length": 2, "beginning": ["y" * 1_500, "z" * 1_500]},
+    }
+
+
 def test_numbers_that_json_does_not_know_are_texts(tmp_path: Path) -> None:
     content = RecordDict({"m": MetricRecord({"a": math.nan, "b": [-math.inf]})})
     (record,) = reread(content, tmp_path).records
