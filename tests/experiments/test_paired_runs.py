@@ -95,6 +95,15 @@ def test_a_difference_of_equal_clients_is_zero() -> None:
     assert not math.isnan(found.mean)
 
 
+def test_a_difference_is_the_mean_over_all_pairs() -> None:
+    """Differences of 2 and 3 of a client that both seeds have, 4 of one that only the first has, and one unpaired."""
+    ours = {((0, 0), (0, 1)): 3.0, ((0, 0), (0, 2)): 5.0, ((1, 0), (0, 1)): 4.0, ((1, 0), (0, 3)): 99.0}
+    difference = Difference.of(ours, {((0, 0), (0, 1)): 1.0, ((0, 0), (0, 2)): 1.0, ((1, 0), (0, 1)): 1.0})
+    assert difference is not None
+    assert (difference.mean, difference.clients, difference.seeds) == (3.0, 2, 2)
+    assert (difference.better, difference.worse) == (2, 0)
+
+
 def test_federations_with_other_data_seeds_are_clusters() -> None:
     """Clients of one federation are trained together: ten of them with equal differences are no ten observations."""
     reference = {((0, data), (data, client)): 0.5 for data in (0, 1) for client in range(10)}

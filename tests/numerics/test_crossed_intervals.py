@@ -108,6 +108,14 @@ def test_intervals_of_clients_in_equal_numbers_of_seeds_are_student_s() -> None:
     assert interval_over_clients({(seed, (0, 0)): 1.0 for seed in range(3)}) is None
 
 
+def test_each_seed_counts_as_much_also_one_with_fewer_clients() -> None:
+    """Means 2 and 5 of the seeds; the first client is in both."""
+    scores = {(0, (0, 0)): 1.0, (0, (0, 1)): 3.0, (1, (0, 0)): 5.0}
+    ends = interval_over_clients(scores)
+    assert ends is not None
+    assert sum(ends) / 2 == pytest.approx(3.5)
+
+
 def test_the_variance_of_a_weighted_mean() -> None:
     """Mean 0.5 * 1 + 0.25 * (2 + 4) = 2; variance (0.5 * 1)^2 / 0.5 + (0.25 * 2)^2 / 0.75 = 5/6; 8/3 - 1 freedoms."""
     margin = t.ppf(0.975, 8 / 3 - 1) * np.sqrt(5 / 6)
