@@ -1,6 +1,7 @@
 """The server's checkpoints."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -88,3 +89,17 @@ def test_of_a_damaged_file_the_round_before_is_named(tmp_path: Path) -> None:
         checkpoints.load(4)
     with pytest.raises(StateError, match=r"start a new run$"):
         checkpoints.load(3)
+
+
+def test_the_best_one_and_the_one_before_the_last_phase_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for number in range(1, 7):
+        state = replace(progress(number), last_phase_after=2, best_round={"aggregate": 3, "personalized": 4})
+        checkpoints.save(ARRAYS, state)
+    assert checkpoints.rounds() == [2, 3, 5, 6]
+    checkpoints.path(6).write_bytes(b"damaged")
+    with pytest.raises(StateError, match="without the file the run would continue after round 5"):
+        checkpoints.load(6)
+    with pytest.raises(StateError, match="is missing") as caught:
+        checkpoints.load(4)
+    assert "without the file" not in str(caught.value)

@@ -105,6 +105,13 @@ def test_all_changes_are_told_together() -> None:
     ]
 
 
+def test_noise_that_was_computed_for_the_rounds_allows_no_more_of_them() -> None:
+    old = default_settings() | {"dp.epsilon": 1.0}
+    refuse(old, old)
+    with pytest.raises(RunDirectoryError, match=r"num-rounds was 10, now 11; with dp\.epsilon it must stay"):
+        refuse(old, old | {"num-rounds": 11})
+
+
 def test_it_goes_on_after_the_newest_checkpoint(resume: Resume) -> None:
     assert resume() == 2
 
@@ -230,6 +237,8 @@ def test_only_a_run_that_was_interrupted_may_have_begun_another_round(finished: 
     }
     assert begun == {"completed": 2, "failed": 3, "stopped": 3}
     assert begun_rounds(finished, manifest | {"status": "running"}) == 3  # it was killed
+    manifest["settings"]["num-rounds"] = 2
+    assert begun_rounds(finished, manifest | {"status": "failed"}) == 2  # in its evaluation
 
 
 def test_the_printed_command_has_what_the_manifest_lacks(finished: Path) -> None:

@@ -150,6 +150,17 @@ def test_rewind_drops_what_was_measured_after_a_round(directory: RunDirectory, l
     assert left == [number for number in (1, 2, 11) if number <= last]
 
 
+def test_rewind_drops_the_result_and_the_failures_after_the_rounds(directory: RunDirectory) -> None:
+    names = ("novel.json", "cross_site.json", "summary.json", "plots/run.png", "manifest.json")
+    for name in names:
+        (directory.path / name).touch()
+    for phase in ("", "-evaluation", "-novel", "-cross-site"):
+        directory.write_failures(f"round-000002{phase}", [Failure(client=3, reason="x", details="y")])
+    directory.rewind(2)
+    assert [name for name in names if (directory.path / name).exists()] == ["manifest.json"]
+    assert [path.name for path in (directory.path / "failures").iterdir()] == ["round-000002-client-00003.txt"]
+
+
 def test_failures_are_one_file_each(directory: RunDirectory) -> None:
     directory.write_failures(
         "round-000002", [Failure(client=3, reason="no", details="a\nb"), Failure(client=4, reason="gone")]
