@@ -14,6 +14,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.node.ledger import LEDGER, Ledger, LedgerEntry, LedgerError, Origin, read_ledger
+from hyperfl_flwr.node.ledger_app import array_group
+from hyperfl_flwr.protocol.messages import CONFIG, OUTLIER_SUMS, PER_CLIENT_ARRAYS
 from hyperfl_flwr.protocol.packing import pack_arrays
 from hyperfl_flwr.protocol.sizes import content_bytes
 
@@ -84,7 +86,7 @@ def test_long_values_are_told_by_length_and_beginning(tmp_path: Path) -> None:
 
 def test_a_reason_is_recorded_in_full_and_a_list_of_few_long_values_is_not(tmp_path: Path) -> None:
     """The longest reason that a node sends has 2,000 characters."""
-    values = {"reason": "x" * 2_000, "long": [1 / 3] * 200, "texts": ["y" * 1_500, "z" * 1_500]}
+    values: dict[str, Any] = {"reason": "x" * 2_000, "long": [1 / 3] * 200, "texts": ["y" * 1_500, "z" * 1_500]}
     (record,) = reread(RecordDict({"config": ConfigRecord(values)}), tmp_path).records
     assert record.values == {
         "reason": "x" * 2_000,
@@ -170,3 +172,21 @@ def test_processes_may_write_to_one_ledger(tmp_path: Path) -> None:
     entries, damaged = read_ledger(tmp_path)
     assert sorted(found.round for found in entries) == [1] * 50 + [2] * 50
     assert damaged == []
+
+
+def test_what_a_server_sends_cannot_change_how_a_ledger_is_shown(tmp_path: Path) -> None:
+    """Its texts lose letters that are not printable, and a record of another type has no fields."""
+    request = RecordDict({CONFIG: MetricRecord({"round": 3})})
+    origin = Origin(kind="tr\x1bain", flower_run=1, node=0, method="lo\x1bcal", private=None, request=request)
+    Ledger(tmp_path).append(origin.entry("out", None, "caf\u00e9"))
+    (found,), _ = read_ledger(tmp_path)
+    assert (found.kind, found.method, found.experiment, found.round) == ("train", "local", "", 0)
+    assert found.bytes == 5  # as they are sent, in UTF-8
+
+
+@pytest.mark.parametrize(
+    ("record", "name"),
+    [("arrays", "embedding/weight"), (PER_CLIENT_ARRAYS, "7/embedding/weight"), (OUTLIER_SUMS, "7/embedding/weight")],
+)
+def test_the_group_of_an_array_is_found_behind_a_client_or_a_level(record: str, name: str) -> None:
+    assert array_group(record, name) == "embedding"
