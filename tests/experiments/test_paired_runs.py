@@ -9,7 +9,7 @@ from federations import Call
 from hyperfl_flwr.contract.base import Federate
 from hyperfl_flwr.results.compare import compare
 from hyperfl_flwr.results.differences import Difference
-from hyperfl_flwr.results.same_clients import differing, division_of, namespace
+from hyperfl_flwr.results.same_clients import NOT_KNOWN, differing, division_of, have_as_many_samples, namespace
 from hyperfl_flwr.runs.run_directory import read_manifest
 
 
@@ -112,6 +112,14 @@ def test_federations_with_other_data_seeds_are_clusters() -> None:
     assert (found.clients, found.seeds, found.mean) == (20, 2, pytest.approx(0.05))
     assert found.low < -0.05
     assert found.high > 0.15
+
+
+def test_what_an_earlier_version_did_not_record_is_equal_to_all() -> None:
+    """But it does not make two others equal."""
+    assert differing([{"a": NOT_KNOWN}, {"a": 1}]) == {}
+    assert differing([{"a": NOT_KNOWN}, {"a": 1}, {"a": 2}]) == {"a": [NOT_KNOWN, 1, 2]}
+    assert all(have_as_many_samples([3, 4], other) for other in (None, [3, None], [None, 4], [3]))
+    assert not have_as_many_samples([3, 4], [None, 3])
 
 
 def test_clients_that_the_data_name_are_the_same_with_each_seed() -> None:

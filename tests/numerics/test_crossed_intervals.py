@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from hyperfl_flwr.metrics.intervals import of_crossed_means, of_mean, of_weighted_mean
+from hyperfl_flwr.metrics.intervals import of_crossed_means, of_jackknife, of_mean, of_weighted_mean
 from hyperfl_flwr.results.differences import Scores, interval_over_clients
 
 TRIALS = 1500
@@ -120,3 +120,10 @@ def test_the_variance_of_a_weighted_mean() -> None:
     """Mean 0.5 * 1 + 0.25 * (2 + 4) = 2; variance (0.5 * 1)^2 / 0.5 + (0.25 * 2)^2 / 0.75 = 5/6; 8/3 - 1 freedoms."""
     margin = t.ppf(0.975, 8 / 3 - 1) * np.sqrt(5 / 6)
     assert of_weighted_mean([1.0, 2.0, 4.0], [0.5, 0.25, 0.25]) == pytest.approx((2 - margin, 2 + margin))
+
+
+def test_the_jackknife_s_variance_is_around_the_mean_of_its_parts() -> None:
+    """By hand: parts 1 and 3 have the variance 1/2 (1 + 1) = 1, whatever the number itself is."""
+    margin = t.ppf(0.975, 1)
+    assert of_jackknife(10.0, [1.0, 3.0]) == pytest.approx((10 - margin, 10 + margin))
+    assert of_jackknife(10.0, [1.0]) is None
