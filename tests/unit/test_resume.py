@@ -168,6 +168,15 @@ def test_missing_or_damaged_private_state_is_told(resume: Resume, finished: Path
         resume()
 
 
+def test_missing_private_state_of_the_first_round_is_told(resume: Resume, finished: Path) -> None:
+    """Only a client that was never trained has none."""
+    (finished / "checkpoints" / "round-000002.npz").unlink()
+    assert resume() == 1
+    (finished / "clients" / "client-00003" / "round-000001.npz").unlink()
+    with pytest.raises(StateError, match=r"client-00003/round-000001\.npz is missing"):
+        resume()
+
+
 def test_a_run_of_before_a_setting_was_renamed_goes_on(federate: Federate, finished: Path) -> None:
     """Manifests have all settings, those of other methods, too."""
     file = finished / "manifest.json"
