@@ -11,7 +11,8 @@ from experiments.collect import Collected, Entry
 from experiments.dual.cost import Cost, computed_cost
 from experiments.study import load_study
 from experiments.study_folder import StudyManifest
-from experiments.tables import comma_separated, latex, markdown, with_metric
+from experiments.table_numbers import comma_separated
+from experiments.tables import latex, markdown, with_metric
 from hyperfl_flwr.models.targets import build_target
 
 METRICS = [field.name for field in fields(Cost)]
