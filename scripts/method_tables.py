@@ -7,6 +7,7 @@ from scripts.computed_tables import Convergence, DualCosts
 from scripts.cross_tables import CrossTable, Part
 from scripts.page_tables import Generated, RowTable, Table
 from scripts.rate_tables import RATES_ON_DIGITS, rates_on
+from scripts.study_tables import StudyTable
 from scripts.upload_tables import OF_HYPERFL
 
 COMPARED = (
@@ -105,6 +106,7 @@ IT_PFL: Mapping[str, Generated] = {
             "training clients, %": ("test_accuracy_aggregate", in_percent),
         },
     ),
+    "it-pfl-omniglot": StudyTable(records="it-pfl-omniglot"),
 }
 
 OF_SINGLE_PAGES: Mapping[str, Mapping[str, Generated]] = {
