@@ -25,6 +25,7 @@ from hyperfl_flwr import ROOT
 from hyperfl_flwr.metrics.intervals import of_mean
 from scripts import page_tables
 from scripts.page_tables import Figure, GridTable, RowTable, Table
+from scripts.study_tables import StudyTable
 
 STUDY = load_study("table-1")
 
@@ -56,6 +57,17 @@ def test_the_pages_mark_what_is_out_of_date(tmp_path: Path) -> None:
     changed = [other for one, other in zip(*lines, strict=True) if one != other]
     assert len(changed) == 1
     assert changed[0].startswith("| HyperFL (out of date) |")
+
+
+@in_a_checkout
+def test_a_whole_table_marks_all_rows_of_a_run_that_is_out_of_date(tmp_path: Path) -> None:
+    """Three rows show numbers of pFedHN's runs; all numbers stay."""
+    text, of_code = find_records("it-pfl-omniglot").read_text(), fingerprints({"method": "pfedhn"})["pfedhn"]
+    (tmp_path / "changed.jsonl").write_text(text.replace(of_code, "0" * 12))
+    before, after = (StudyTable(records=name).lines() for name in ("it-pfl-omniglot", f"{tmp_path}/changed.jsonl"))
+    assert [line.replace(" (out of date)", "") for line in after] == before
+    marked = [line.split(" | ")[0] for line in after if "out of date" in line]
+    assert marked == [f"| pFedHN-{way} (out of date)" for way in ("sampled", "ensemble", "nearest")]
 
 
 @in_a_checkout

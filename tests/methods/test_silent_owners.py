@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,25 +109,28 @@ class HeaderGrid(SilentGrid):
         return super().answer(message)
 
 
+def with_limited(federate: Federate, limited: Collection[int], **changes: Any) -> tuple[Path, HeaderGrid]:
+    """Run FedAvg with a node for each client, of which some have an owner with a limit."""
+    grids: list[HeaderGrid] = []
+
+    def make(num_nodes: int, settings: Settings) -> HeaderGrid:
+        grids.append(HeaderGrid(num_nodes, settings, limited))
+        return grids[-1]
+
+    run = federate("fedavg", changes["num_clients"], grid=make, **changes)
+    return run, grids[0]
+
+
 def test_a_secure_sum_with_a_limited_node_has_no_metrics(federate: Federate, caplog: pytest.LogCaptureFixture) -> None:
     """All sums are opened, and the run ends without an accuracy."""
     changes = PRIVATE | {"secagg.enabled": True, "num_clients": 4}
-    grids: list[HeaderGrid] = []
-
-    def limiting(limited: Collection[int]) -> Path:
-        def make(num_nodes: int, settings: Settings) -> HeaderGrid:
-            grids.append(HeaderGrid(num_nodes, settings, limited))
-            return grids[-1]
-
-        return federate("fedavg", 4, grid=make, **changes)
-
-    free = limiting([])
+    free, of_free = with_limited(federate, [], **changes)
     assert "accuracy not known" not in caplog.text
-    limited = limiting([2])
+    limited, of_limited = with_limited(federate, [2], **changes)
     assert "round 2/2: accuracy not known, 4 of 4 clients" in caplog.text
-    assert len(grids[0].summed) == len(grids[1].summed) == 3 * 4  # two rounds and the evaluation
-    assert all(grids[0].summed)
-    assert set(grids[1].summed) == {()}
+    assert len(of_free.summed) == len(of_limited.summed) == 3 * 4  # two rounds and the evaluation
+    assert all(of_free.summed)
+    assert set(of_limited.summed) == {()}
     assert [row["failed"] for row in read_metrics(limited) if row["kind"] == "train"] == [[], []]
     assert summarise(free)["test_accuracy"] is not None
     numbers = ("test_accuracy", "test_accuracy_num_clients", "test_accuracy_aggregate_num_clients")
@@ -138,20 +142,11 @@ def test_a_limited_node_that_trains_later_is_warned_of(federate: Federate, caplo
     """Early stopping and the choice of the best round leave out its rounds; the warning comes once, with the first."""
     changes = PRIVATE | {"secagg.enabled": True, "num_clients": 8, "num_rounds": 4, "fraction-train": 0.5}
     changes |= {"secagg.colluding": 0, "early-stopping": 4, "data.validation-fraction": 0.2, "last-round": "sampled"}
-    grids: list[HeaderGrid] = []
-
-    def limiting(limited: Collection[int]) -> Path:
-        def make(num_nodes: int, settings: Settings) -> HeaderGrid:
-            grids.append(HeaderGrid(num_nodes, settings, limited))
-            return grids[-1]
-
-        return federate("fedavg", 8, grid=make, **changes)
-
-    limiting([])
-    nodes = {number: {node for round_, node in grids[0].trained if round_ == number} for number in (1, 2, 3, 4)}
+    _, grid = with_limited(federate, [], **changes)
+    nodes = {number: {node for round_, node in grid.trained if round_ == number} for number in (1, 2, 3, 4)}
     late = min(nodes[3] - nodes[1] - nodes[2])
     assert "is not known in round" not in caplog.text
-    run = limiting([late])
+    run, _ = with_limited(federate, [late], **changes)
     assert caplog.text.count("is not known in round") == 1
     assert "warning: the accuracy on validation data is not known in round 3, since nodes with" in caplog.text
     known = ["personalized_accuracy" in row for row in read_metrics(run) if row["kind"] == "train"]
