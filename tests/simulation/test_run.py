@@ -34,14 +34,14 @@ NUM_ROUNDS = 8
 SETTINGS: dict[str, Scalar] = {
     "num-clients": 4,
     "num-rounds": NUM_ROUNDS,
-    "fraction-train": 0.5,
+    "fraction-train": 0.75,
     "checkpoint-every": 2,
     "node-timeout": 600.0,
     "local-epochs": 30,
     "hyperfl.hidden-width": 16,
     "hyperfl.embedding-dim": 8,
 }
-"""A federation whose rounds last long enough to be interrupted."""
+"""A federation whose rounds last long enough to be interrupted. Three of four clients keep both nodes busy in each."""
 
 
 def arguments(output: Path) -> list[str]:
