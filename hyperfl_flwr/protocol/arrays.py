@@ -12,14 +12,17 @@ SharedArrays = dict[str, NDArray[Any]]
 """Shared parameters by `group/name`."""
 
 
-class DeviceTotal(Protocol):
-    """A sum of matrices in the memory of another device, such as a GPU."""
+class MatrixTotal(Protocol):
+    """A sum of matrices that is up to date after `finish` only: until then terms may wait, or be on another device."""
 
-    def add(self, matrix: Any, scale: float, grid: float) -> None:  # noqa: ANN401 - a matrix of the same device
-        """Add grid * rint(scale * matrix) to the sum, in float64; exact if grid is a power of two."""
+    def add(self, matrix: Any, scale: float, grid: float) -> None:  # noqa: ANN401 - a matrix of the same kind
+        """Add grid * rint(scale * matrix) to the sum, in float64; exact if grid is a power of two.
 
-    def fetch(self) -> NDArray[np.float64]:
-        """Return the sum [p, P]."""
+        The matrix must not change before `finish`.
+        """
+
+    def finish(self) -> None:
+        """Write to the sum what has been added since the last call."""
 
 
 class BlockArray(Protocol):
@@ -43,8 +46,8 @@ class BlockArray(Protocol):
     def formed(self) -> NDArray[Any]:
         """Return the matrix [p, P], with the elements that `columns` yields."""
 
-    def new_total(self) -> DeviceTotal | None:
-        """Return an empty sum of matrices like this one on its device; None if that is this processor."""
+    def new_total(self, sums: NDArray[np.float64]) -> MatrixTotal:
+        """Return what adds matrices like this one to sums [p, P]."""
 
 
 Uploads = Mapping[str, NDArray[Any] | BlockArray]

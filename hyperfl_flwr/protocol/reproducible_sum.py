@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperfl_flwr.protocol.arrays import BLOCK, BlockArray, DeviceTotal, SharedArrays, Uploads, blocks
+from hyperfl_flwr.protocol.arrays import BLOCK, BlockArray, MatrixTotal, SharedArrays, Uploads, blocks
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 
 HEADROOM_BITS = 6
@@ -57,15 +57,15 @@ class ReproducibleSum:
             need another level.
 
     Attributes:
-        levels: The sums so far, without those on other devices; empty at the start.
-        device_totals: Sums of level 0 on other devices, until `collect`.
+        levels: The sums so far, up to date after `collect`; empty at the start.
+        matrix_totals: What adds matrices to the sums of level 0, until `collect`.
     """
 
     def __init__(
         self, received: SharedArrays, reductions: Mapping[str, Reduction], *, num_clients: int, max_num_examples: int
     ) -> None:
         self.levels: Levels = {}
-        self.device_totals: dict[str, DeviceTotal] = {}
+        self.matrix_totals: dict[str, MatrixTotal] = {}
         self._received = received
         self._reductions = reductions
         self._max_num_examples = max_num_examples
@@ -91,32 +91,28 @@ class ReproducibleSum:
 
     def _add_columns(self, key: str, value: BlockArray, weight: float) -> None:
         """Add a matrix block by block; the sums are those of the formed matrix."""
-        fits = value.bound * weight < 2.0 ** self.exponent(key)
-        if fits and (total := self.device_totals.get(key) or value.new_total()) is not None:
-            self.device_totals[key], grid = total, self._grid(key, 0)
-            total.add(value, weight / grid, grid)
+        if value.bound * weight < 2.0 ** self.exponent(key):
+            if key not in self.matrix_totals:
+                self.matrix_totals[key] = value.new_total(self._level(0, key).reshape(value.shape))
+            grid = self._grid(key, 0)
+            self.matrix_totals[key].add(value, weight / grid, grid)
             return
         for columns, block in value.columns():
-            part = (slice(None), columns)
-            if fits:
-                self._put(0, key, part, block, weight)
-            else:
-                self._add_block(key, part, block, weight)
+            self._add_block(key, (slice(None), columns), block, weight)
 
     def levels_of(self, arrays: SharedArrays, num_examples: int) -> Levels:
         """Return the sums that one client alone would have, without adding it; see `add`."""
         alone = copy.copy(self)
-        alone.levels, alone.device_totals = {}, {}
+        alone.levels, alone.matrix_totals = {}, {}
         alone.add(arrays, num_examples)
         alone.collect()
         return alone.levels
 
     def collect(self) -> None:
-        """Add the sums on other devices to those of this processor; exact, as all sums of level 0."""
-        while self.device_totals:
-            key, total = self.device_totals.popitem()
-            sums = self._level(0, key)
-            np.add(sums, total.fetch().reshape(-1), out=sums)
+        """Bring the sums of level 0 up to date; exact, as all sums of level 0."""
+        while self.matrix_totals:
+            _, total = self.matrix_totals.popitem()
+            total.finish()
 
     def merge(self, levels: Mapping[int, SharedArrays]) -> None:
         """Add the sums over other clients of the same round; exact, so the order of merges has no effect."""

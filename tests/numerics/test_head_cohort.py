@@ -32,7 +32,7 @@ from hyperfl_flwr.protocol.arrays import SharedArrays, Uploads, formed, not_fini
 from hyperfl_flwr.protocol.messages import Reduction, Request
 from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
 from hyperfl_flwr.training import hyperfl_cohort
-from hyperfl_flwr.training.factored_array import FactoredArray, FactoredTotal
+from hyperfl_flwr.training.factored_array import MOST_WAITING, DeviceTotal, FactoredArray
 from hyperfl_flwr.training.public_training import LocalSteps
 
 SIZES = (7, 50, 123)
@@ -487,32 +487,38 @@ def test_sums_of_factors_are_those_of_the_formed_matrix(scale: float) -> None:
 
 
 @pytest.mark.parametrize("scale", [0.1, 1e4])
-def test_sums_on_a_gpu_are_those_of_this_processor(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bits; terms that are too large for level 0 are added here."""
-    arrays = [factored(factor, scale) for factor in (0.9, -0.3, 0.7)]
+@pytest.mark.parametrize("place", ["cache", "device"])
+def test_sums_of_several_matrices_are_those_of_the_formed_ones(
+    place: str, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bits in a processor's cache and on a device; terms that are too large for level 0 are added at once."""
+    arrays = [factored(factor, scale) for factor in np.linspace(-0.7, 0.9, MOST_WAITING + 3)]
     received = {"h/w": arrays[0].base.numpy()}
     one, other = (
-        ReproducibleSum(received, {"h": Reduction.MEAN_BY_EXAMPLES}, num_clients=4, max_num_examples=9)
+        ReproducibleSum(received, {"h": Reduction.MEAN_BY_EXAMPLES}, num_clients=20, max_num_examples=9)
         for _ in range(2)
     )
-    monkeypatch.setattr(FactoredArray, "new_total", lambda self: FactoredTotal(self.base))
-    monkeypatch.setattr(FactoredArray, "columns", lambda self: iter([(slice(0, 3001), self.on_device().numpy())]))
-    for array, size in zip(arrays, (9, 4, 7), strict=True):
-        one.add({"h/w": array}, size)
-        other.add({"h/w": array.on_device().numpy()}, size)
-    assert len(one.device_totals) == (scale < 1)
+    if place == "device":
+        cpu = torch.device("cpu")
+        monkeypatch.setattr(FactoredArray, "new_total", lambda self, sums: DeviceTotal(sums, cpu))
+        monkeypatch.setattr(FactoredArray, "columns", lambda self: iter([(slice(0, 3001), self.on_device().numpy())]))
+    for number, array in enumerate(arrays):
+        one.add({"h/w": array}, number % 9 + 1)
+        other.add({"h/w": array.formed()}, number % 9 + 1)
+    assert len(one.matrix_totals) == (scale < 1)
     alone, reference = (
-        total.levels_of({"h/w": value}, 5)
-        for total, value in ((one, arrays[0]), (other, arrays[0].on_device().numpy()))
+        total.levels_of({"h/w": value}, 5) for total, value in ((one, arrays[0]), (other, arrays[0].formed()))
     )
-    assert len(one.device_totals) == (scale < 1)
+    assert len(one.matrix_totals) == (scale < 1)
     for levels, expected in ((alone, reference), ({level: one.sums(level) for level in one.levels}, other.levels)):
         assert list(levels) == list(expected)
         for level, sums in levels.items():
             assert sums["h/w"].tobytes() == expected[level]["h/w"].tobytes()
     one.merge(reference)
     other.merge(reference)
-    assert one.take_mean(25, 4)["h/w"].tobytes() == other.take_mean(25, 4)["h/w"].tobytes()
+    one.add({"h/w": arrays[1]}, 3)
+    other.add({"h/w": arrays[1].formed()}, 3)
+    assert one.take_mean(25, 13)["h/w"].tobytes() == other.take_mean(25, 13)["h/w"].tobytes()
 
 
 @pytest.mark.parametrize(("factor", "scale", "finite"), [(1.0, 1.0, True), (1.0, 1e38, False), (np.nan, 1.0, False)])
