@@ -61,6 +61,10 @@ def number_of(records: Records, place: Place, key: str) -> float | None:
     elif key.startswith("round:"):
         _, number, name = key.split(":")
         value = next((line[name] for line in recorded["rounds"] if line["round"] == int(number) and name in line), None)
+    elif key.startswith("clients:"):
+        _, clients, name = key.split(":")
+        found = [recorded["summary"][f"{name}_per_client"][int(client)] for client in clients.split(",")]
+        value = None if None in found else statistics.fmean(found)
     else:
         value = recorded["summary"]
         for part in [key] if key in value else key.split("."):

@@ -49,8 +49,8 @@ class Table:
         records: Name of the file of records.
         column: The study's column.
         numbers: For each heading the number's place and its format. A place is a key of summary.json, or two with a dot
-            for one inside another one, `settings:KEY`, `interval:KEY` for a number with its 95 % interval, or
-            `round:N:KEY` for one of metrics.jsonl after round N.
+            for one inside another one, `settings:KEY`, `interval:KEY` for a number with its 95 % interval,
+            `round:N:KEY` for one of metrics.jsonl after round N, or `clients:0,3:KEY` for the mean over some clients.
         rows: The study's rows that are shown, with that of `against`; empty for all.
         against: Row that the others are compared with: a further number is the mean difference in the accuracy after
             local training, of the same clients with the same seeds, with its 95 % interval. Empty for none.

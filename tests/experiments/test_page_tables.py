@@ -87,6 +87,21 @@ def test_a_page_says_which_seeds_and_clients_a_mean_is_not_over(tmp_path: Path) 
 
 
 @in_a_checkout
+def test_a_page_shows_the_mean_over_some_clients(tmp_path: Path) -> None:
+    """Of each seed; a seed in which one of them has no accuracy is left out."""
+    lines = []
+    for line in map(json.loads, find_records("table-1").read_text().splitlines()):
+        if line.get("row") == "local":
+            line["summary"]["test_accuracy_per_client"][:3] = [0.2, 0.9, None if line["seed"] == 2 else 0.4]
+        lines.append(json.dumps(line) + "\n")
+    (tmp_path / "changed.jsonl").write_text("".join(lines))
+    numbers = {text: (f"clients:{text}:test_accuracy", two_digits) for text in ("0,2", "0,1")}
+    table = Table(records=str(tmp_path / "changed.jsonl"), column="fashion-mnist-20", numbers=numbers)
+    (found,) = [line for line in table.lines() if line.startswith("| Local-only ")]
+    assert found == "| Local-only | 0.30 (2 of 3 seeds) | 0.55 |"
+
+
+@in_a_checkout
 def test_a_page_shows_the_papers_numbers_of_another_column() -> None:
     """Fashion-MNIST takes the place of EMNIST, of which HyperFL's Table 3 has 32.64 dB for FedAvg."""
     papers = {"paper, EMNIST": "emnist", "paper, CIFAR-10": "cifar10"}
