@@ -62,7 +62,7 @@ PRIV_HFL: Mapping[str, Generated] = {
             numbers=OF_ALL_CLASSES | {"MB up": ("bytes_up_per_client_round", in_mb)},
             papers={"paper": column},
         )
-        for column in ("mnist-0.3", "cifar10-0.3", "cifar10-0.6")
+        for column in ("mnist-0.3", "mnist-0.6", "cifar10-0.3", "cifar10-0.6")
     },
     "priv-hfl-table-3": Table(
         records="priv-hfl-table-3", column="mnist", numbers=OF_ALL_CLASSES, papers={"paper": "mnist"}
