@@ -109,11 +109,27 @@ IT_PFL: Mapping[str, Generated] = {
     "it-pfl-omniglot": StudyTable(records="it-pfl-omniglot"),
 }
 
+PFEDHN: Mapping[str, Generated] = {
+    "networks": Table(
+        records="pfedhn-targets",
+        column="fashion-mnist",
+        numbers={
+            "personalized, mean": ("test_accuracy", in_percent),
+            "clients 0, 3, 6, 9": ("clients:0,3,6,9:test_accuracy", in_percent),
+            "1, 4, 7, 10": ("clients:1,4,7,10:test_accuracy", in_percent),
+            "2, 5, 8, 11": ("clients:2,5,8,11:test_accuracy", in_percent),
+            "aggregate, mean": ("test_accuracy_aggregate", in_percent),
+        },
+        against="cnn",
+    ),
+}
+
 OF_SINGLE_PAGES: Mapping[str, Mapping[str, Generated]] = {
     "fedgen": FEDGEN,
     "hyperfl": OF_HYPERFL,
     "it-pfl": IT_PFL,
     "index": {"all-methods": OF_ALL_METHODS},
+    "pfedhn": PFEDHN,
     "priv-hfl": PRIV_HFL,
 }
 
